@@ -1,0 +1,3 @@
+"""hpctrain: plan, launch and measure large-model training on HPC clusters."""
+
+__version__ = "0.1.0"

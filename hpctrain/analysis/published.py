@@ -1,0 +1,100 @@
+"""Published results (``analysis/published/*.csv``) as a frame, and in the columns of our own runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from hpctrain.errors import RecordError
+
+PUBLISHED_DIR = Path(__file__).resolve().parents[2] / "analysis" / "published"
+
+_TEXT = (
+    "source ref model gpu offload_optimizer offload_param activation_ckpt precision tflops_convention notes".split()
+)
+_COUNTS = (
+    "layers hidden heads kv_heads ffn_hidden vocab seq_len num_gpus nodes tp pp cp_sp dp zero_stage"
+    " micro_batch_per_gpu global_batch".split()
+)
+_NUMBERS = (
+    "params_b gpu_mem_gb tflops_per_gpu mfu hfu tokens_per_s_per_gpu step_time_s peak_mem_gb max_model_b".split()
+)
+EVIDENCE = ("EXACT", "DIGITISED", "DERIVED", "RELATIVE", "QUOTED")
+"""First word of ``notes``: how the figure of a row came about."""
+
+HARDWARE_CONVENTION = "hardware incl. recompute"
+"""In the files, the count that this project calls ``megatron``."""
+
+
+def load_published(folder: Path = PUBLISHED_DIR) -> pd.DataFrame:
+    """All rows of the folder's files, with ``file``, ``evidence`` and ``tflops_error`` (of digitised values) added.
+
+    Raises:
+        RecordError: there is no file, a column is missing or unknown, a number is none, or a row has no evidence.
+    """
+    paths = sorted(folder.glob("*.csv"))
+    if not paths:
+        raise RecordError(f"{folder}: no published results here; a source checkout keeps them in analysis/published")
+    table = pd.concat([_read(path) for path in paths], ignore_index=True)
+    table["evidence"] = table["notes"].str.extract(rf"^({'|'.join(EVIDENCE)})\b", expand=False)
+    unmarked = table[table["evidence"].isna()]
+    if len(unmarked):
+        first = unmarked.iloc[0]
+        raise RecordError(f"{first['file']}: notes={first['notes']}: must start with one of {', '.join(EVIDENCE)}")
+    table["tflops_error"] = table["notes"].str.extract(r"^DIGITISED \+/-([\d.]+)", expand=False).astype("Float64")
+    return table
+
+
+def _read(path: Path) -> pd.DataFrame:
+    expected = {
+        **dict.fromkeys(_TEXT, "string"),
+        **dict.fromkeys(_COUNTS, "Int64"),
+        **dict.fromkeys(_NUMBERS, "Float64"),
+    }
+    table = pd.read_csv(path, dtype="string")
+    different = sorted(set(table.columns) ^ set(expected))
+    if different:
+        raise RecordError(f"{path.name}: the header must be that of the other files; different: {', '.join(different)}")
+    try:
+        return table.astype(expected).assign(file=path.name)
+    except (ValueError, TypeError) as error:
+        raise RecordError(f"{path.name}: {error}") from error
+
+
+def as_runs(published: pd.DataFrame) -> pd.DataFrame:
+    """The published rows in those columns of the frame ``runs`` that scaling and figures use.
+
+    Tokens per second are the tokens of a step over its time, so they carry no rounding of the printed per-GPU value.
+    Accumulation is what is left of the global batch after micro batch and data-parallel degree.
+    """
+    per_micro_step = published["micro_batch_per_gpu"] * published["dp"]
+    tokens_per_s = published["global_batch"] * published["seq_len"] / published["step_time_s"]
+    is_megatron = published["tflops_convention"] == HARDWARE_CONVENTION
+    point = "micro batch " + published["micro_batch_per_gpu"].astype("string")
+    return pd.DataFrame(
+        {
+            "run": published["model"].str.cat([published["num_gpus"].astype("string") + " GPUs", point], ", ", na_rep="?"),
+            "source": published["source"],
+            "evidence": published["evidence"],
+            "model": published["model"],
+            "num_parameters": (published["params_b"] * 1e9).round().astype("Int64"),
+            "seq_len": published["seq_len"],
+            "precision": published["precision"],
+            "hardware": published["gpu"],
+            "activation_checkpointing": published["activation_ckpt"],
+            "parallelism": "zero" + published["zero_stage"].astype("string"),
+            "zero_stage": published["zero_stage"],
+            "zero_settings": "{}",
+            "nodes": published["nodes"],
+            "gpus": published["num_gpus"],
+            "micro_batch_size": published["micro_batch_per_gpu"],
+            "gradient_accumulation_steps": published["global_batch"] // per_micro_step,
+            "global_batch_size": published["global_batch"],
+            "tokens_per_s": tokens_per_s,
+            "megatron_tflops_per_gpu": published["tflops_per_gpu"].where(is_megatron),
+            "tflops_error": published["tflops_error"],
+            "valid": tokens_per_s.notna(),
+            "reason": tokens_per_s.isna().map({True: "no step time published", False: ""}).astype("string"),
+        }
+    )

@@ -1,0 +1,162 @@
+"""Scaling efficiency over nodes, from tokens per second, among runs that may be compared."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pandas as pd
+
+from hpctrain.units import short_count
+
+ScalingKind = Literal["strong", "weak"]
+
+COMPARABLE = (
+    "num_parameters",
+    "model",
+    "seq_len",
+    "precision",
+    "hardware",
+    "activation_checkpointing",
+    "parallelism",
+    "zero_stage",
+    "zero_settings",
+)
+"""Equal in all runs of a group, whichever scaling is asked for."""
+
+KIND_KEYS: dict[ScalingKind, tuple[str, ...]] = {
+    "strong": ("global_batch_size",),
+    "weak": ("micro_batch_size", "gradient_accumulation_steps"),
+}
+"""What else stays equal: strong scaling keeps the whole batch, weak scaling the batch of each GPU."""
+
+_SPLIT = ["micro_batch_size", "gradient_accumulation_steps"]
+_POINT_COLUMNS = ["gpus", "nodes", *_SPLIT, "global_batch_size", "num_runs", "tokens_per_s", "tokens_per_s_per_gpu"]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Points of all groups of one kind, and what was left out."""
+
+    kind: ScalingKind
+    points: pd.DataFrame
+    """One row a group and size: ``group`` (its label), the keys, ``gpus``, ``nodes``, ``num_runs``, ``tokens_per_s``,
+    ``base_gpus`` and ``efficiency`` (NA without a base)."""
+    common: str
+    """What all groups share, for titles."""
+    messages: tuple[str, ...]
+
+
+def scaling_efficiency(runs: pd.DataFrame, kind: ScalingKind, base_gpus: int | None = None) -> Scaling:
+    """Efficiency of each size: tokens/s a GPU over tokens/s a GPU of the base.
+
+    Several runs of one point count as their median. In strong scaling a size may split the batch in several ways; the
+    fastest counts and the others are named.
+
+    Args:
+        runs: frame ``runs``, or published results in its columns; rows that are not ``valid`` are left out and named.
+        kind: which batch stays equal.
+        base_gpus: size that all others are held against; None: the smallest of each group.
+    """
+    messages = [
+        f"{run}: left out, {reason}" for run, reason in runs.loc[~runs["valid"], ["run", "reason"]].itertuples(index=False)
+    ]
+    keys = [*COMPARABLE, *KIND_KEYS[kind]]
+    valid = runs[runs["valid"]]
+    members = [group for _, group in valid.groupby(keys, dropna=False)]
+    groups = pd.concat([group[keys].head(1) for group in members]) if members else valid[keys]
+    tables = []
+    for label, group in zip(group_labels(groups), members, strict=True):
+        points, left_out = _points(group)
+        efficiencies, message = _efficiency(points, base_gpus)
+        messages += [f"{label}: {text}" for text in (*left_out, message) if text]
+        shared = {key: group[key].iloc[0] for key in COMPARABLE}
+        tables.append(points.assign(group=label, **shared, **efficiencies))
+    columns = ["group", *COMPARABLE, *_POINT_COLUMNS, "base_gpus", "efficiency"]
+    table = pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
+    table = table.astype({"base_gpus": "Int64", "efficiency": "Float64"})
+    return Scaling(kind, table, common_text(groups), tuple(messages))
+
+
+def _points(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Sizes of one group, smallest first, and the slower splits that were left out."""
+    points = (
+        runs.groupby(["gpus", "nodes", *_SPLIT, "global_batch_size"], dropna=False)["tokens_per_s"]
+        .agg(tokens_per_s="median", num_runs="size")
+        .reset_index()
+        .sort_values(["gpus", "nodes", "tokens_per_s"], ascending=[True, True, False], kind="stable")
+    )
+    slower = points.duplicated(["gpus", "nodes"])
+    left_out = [
+        f"on {gpus} GPUs the split micro batch {micro} x accumulation {accumulation} is slower and left out"
+        for gpus, micro, accumulation in points.loc[slower, ["gpus", *_SPLIT]].itertuples(index=False)
+    ]
+    points = points[~slower].reset_index(drop=True)
+    points["tokens_per_s_per_gpu"] = points["tokens_per_s"] / points["gpus"]
+    return points, left_out
+
+
+def _efficiency(points: pd.DataFrame, base_gpus: int | None) -> tuple[dict[str, Any], str]:
+    """Columns ``base_gpus`` and ``efficiency`` of one group, or a message why there are none."""
+    sizes = points["gpus"].tolist()
+    listing = ", ".join(map(str, sizes))
+    none = {"base_gpus": pd.NA, "efficiency": pd.NA}
+    if base_gpus is not None and base_gpus not in sizes:
+        return none, f"no valid run on the base of {base_gpus} GPUs, so no efficiency; there are runs on {listing}"
+    if len(points) == 1:
+        return none, f"all runs have one size ({listing} GPUs), so no efficiency; add a run on another number of nodes"
+    base = points[points["gpus"] == (base_gpus or sizes[0])].iloc[0]
+    return {
+        "base_gpus": base["gpus"],
+        "efficiency": points["tokens_per_s_per_gpu"] / base["tokens_per_s_per_gpu"],
+    }, ""
+
+
+_WORDS = {
+    "model": "{}",
+    "seq_len": "{} tokens a sequence",
+    "precision": "{}",
+    "hardware": "{}",
+    "activation_checkpointing": "checkpointing {}",
+    "parallelism": "{}",
+    "global_batch_size": "global batch {}",
+    "micro_batch_size": "micro batch {}",
+    "gradient_accumulation_steps": "accumulation {}",
+}
+_DETAILS = ("num_parameters", "zero_stage", "zero_settings")
+"""Told only where two groups would read the same without."""
+
+
+def group_labels(groups: pd.DataFrame) -> list[str]:
+    """A name for each row: the values in which the rows differ, or the model where there is one row only."""
+    differing = [column for column in _WORDS if column in groups and groups[column].nunique(dropna=False) > 1]
+    texts = [
+        [_WORDS[column].format(row[column]) for column in differing] or [str(row["model"])]
+        for row in groups.to_dict("records")
+    ]
+    for column in _DETAILS:
+        details = _detail_texts(groups[column].tolist(), column)
+        names = [", ".join(parts) for parts in texts]
+        ambiguous = {name for name in names if len({d for n, d in zip(names, details, strict=True) if n == name}) > 1}
+        for parts, name, detail in zip(texts, names, details, strict=True):
+            if name in ambiguous:
+                parts.append(detail)
+    return [", ".join(parts) for parts in texts]
+
+
+def _detail_texts(values: list[Any], column: str) -> list[str]:
+    if column == "num_parameters":
+        return [f"{short_count(value)} parameters" for value in values]
+    if column == "zero_stage":
+        return [f"ZeRO {value}" for value in values]
+    settings = [json.loads(value) for value in values]
+    names = sorted({name for setting in settings for name in setting})
+    differing = [name for name in names if len({str(setting.get(name)) for setting in settings}) > 1]
+    return [" ".join(f"{name}={setting.get(name)}" for name in differing) for setting in settings]
+
+
+def common_text(groups: pd.DataFrame) -> str:
+    """The values that all rows share, in words."""
+    common = [column for column in _WORDS if column in groups and groups[column].nunique(dropna=False) == 1]
+    return ", ".join(_WORDS[column].format(groups[column].iloc[0]) for column in common)

@@ -1,0 +1,283 @@
+"""The command line: a verb first (without one: submit), then Hydra's own grammar. Parses, calls, prints."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hpctrain
+from hpctrain.errors import EXIT_LAUNCH, EXIT_OK, ConfigError, HpctrainError, LaunchError, known_names_hint
+
+if TYPE_CHECKING:
+    from hpctrain.config.compose import Point
+    from hpctrain.plan.run_plan import RunPlan
+    from hpctrain.record.paths import RunPaths
+
+_HYDRA_FLAGS = (
+    "--help",
+    "-h",
+    "--hydra-help",
+    "--cfg",
+    "-c",
+    "--info",
+    "-i",
+    "--shell-completion",
+    "-sc",
+    "--resolve",
+    "--package",
+    "-p",
+)
+_EXIT_RUN_FAILED = 1
+
+
+def main() -> None:
+    """Entry point; leaves the process with the documented exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # A C locale must not stop a name with an umlaut from being printed.
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        code = run(sys.argv[1:])
+    except HpctrainError as error:
+        print(f"hpctrain: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code."""
+    verbs: dict[str, Callable[[Sequence[str]], int]] = {
+        "submit": _submit,
+        "plan": _plan,
+        "status": _status,
+        "cancel": _cancel,
+        "report": _report,
+    }
+    if words and words[0] in verbs:
+        return verbs[words[0]](words[1:])
+    if words and words[0] == "--version":
+        print(f"hpctrain {hpctrain.__version__}")
+        return EXIT_OK
+    if words and words[0].isidentifier():
+        raise ConfigError(f"{words[0]}: is no verb; {known_names_hint(words[0], verbs)}")
+    return _submit(words)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ComposeWords:
+    """A command line of submit or plan, taken apart."""
+
+    overrides: tuple[str, ...]
+    multirun: bool
+    config_dirs: tuple[Path, ...]
+    as_json: bool
+    force: bool
+
+
+def _parse_compose_words(words: Sequence[str]) -> _ComposeWords:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("--config-dir", "-cd", action="append", default=[])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--force", action="store_true")
+    try:
+        known, overrides = parser.parse_known_args(list(words))
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error)) from None
+    for word in overrides:
+        if word.startswith("-"):
+            raise ConfigError(f"{word}: is no option of this verb; see python -m hpctrain --help")
+    dirs = tuple(Path(folder) for folder in known.config_dir)
+    for folder in dirs:
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir {folder}: no such folder")
+    return _ComposeWords(tuple(overrides), known.multirun, dirs, known.json, known.force)
+
+
+def _planned(words: _ComposeWords) -> list[tuple[Point, RunPlan]]:
+    from hpctrain.config.compose import compose_points
+    from hpctrain.plan.run_plan import build_run_plan
+
+    points = compose_points(words.overrides, words.multirun, words.config_dirs)
+    return [(point, build_run_plan(point.config, point.assumptions)) for point in points]
+
+
+def _plan(words: Sequence[str]) -> int:
+    if any(word in _HYDRA_FLAGS for word in words):
+        return _hydra_answers(words)
+    from hpctrain.launch.interpreter import interpreter
+    from hpctrain.plan.render import render_plan
+
+    parsed = _parse_compose_words(words)
+    plans = [plan for _, plan in _planned(parsed)]
+    if parsed.as_json:
+        print(plans[0].to_json() if not parsed.multirun else _json_list(plans), end="")
+    else:
+        print("\n".join(render_plan(plan, interpreter()) for plan in plans), end="")
+    problems = [problem for plan in plans for problem in plan.problems]
+    return ConfigError(problems).exit_code if problems else EXIT_OK
+
+
+def _json_list(plans: list[RunPlan]) -> str:
+    return json.dumps([json.loads(plan.to_json()) for plan in plans], indent=2) + "\n"
+
+
+def _submit(words: Sequence[str]) -> int:
+    if any(word in _HYDRA_FLAGS for word in words):
+        return _hydra_answers(words)
+    from hpctrain.launch.interpreter import interpreter
+    from hpctrain.launch.run_folder import check_run_root
+
+    parsed = _parse_compose_words(words)
+    planned = _planned(parsed)
+    _refuse_problems(planned, parsed.force)
+    from hpctrain.launch.submit import check_slurm_is_here
+
+    if any(plan.cluster_kind == "slurm" for _, plan in planned):
+        check_slurm_is_here()
+    root = check_run_root(planned[0][0].config.run.root)
+    if parsed.multirun:
+        return _submit_sweep(planned, root, interpreter())
+    return _submit_one(*planned[0], root, interpreter())
+
+
+def _refuse_problems(planned: list[tuple[Point, RunPlan]], force: bool) -> None:
+    from hpctrain.launch.sweep import check_sweep
+
+    if len(planned) > 1:
+        check_sweep(planned, force)
+        return
+    problems = [problem for problem in planned[0][1].problems if not (force and problem.kind == "memory")]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _submit_one(point: Point, plan: RunPlan, root: Path, python: str) -> int:
+    from hpctrain.launch.run_folder import create_run_folder, remove_run_folder
+    from hpctrain.launch.submit import submit
+
+    for assumption in plan.assumptions:
+        print(f"note: {assumption}")
+    run_paths = create_run_folder(root, point, plan, python)
+    try:
+        submission = submit(run_paths, plan, point.config.cluster)
+    except LaunchError:
+        remove_run_folder(run_paths)
+        raise
+    print(f"job {submission.job_id}\nrun {run_paths.root}")
+    if not point.config.cluster.wait:
+        return EXIT_OK
+    return _wait(run_paths, plan)
+
+
+def _wait(run_paths: RunPaths, plan: RunPlan) -> int:
+    from rich.console import Console
+
+    from hpctrain.launch.follow import follow
+    from hpctrain.launch.jobs import cancel
+    from hpctrain.record.reader import read_submission
+
+    console = Console()
+    try:
+        attempt = follow(run_paths, plan, read_submission(run_paths), console)
+    except KeyboardInterrupt:
+        print(cancel(run_paths))
+        raise
+    if attempt is None or attempt.state != "completed":
+        what = "no rank started" if attempt is None else f"{attempt.end_reason}: {attempt.message}"
+        print(f"hpctrain: the run failed: {what}\nlogs: {run_paths.logs}", file=sys.stderr)
+        return (attempt.exit_code if attempt else None) or _EXIT_RUN_FAILED
+    _print_summary(run_paths)
+    return EXIT_OK
+
+
+def _print_summary(run_paths: RunPaths) -> None:
+    from hpctrain.analysis.report import write_summary
+
+    print(write_summary(run_paths))
+
+
+def _submit_sweep(planned: list[tuple[Point, RunPlan]], root: Path, python: str) -> int:
+    from hpctrain.launch.sweep import submit_sweep
+
+    folder, manifest = submit_sweep(planned, root, python)
+    for point in manifest.points:
+        where = f"job {point.job_id}  {folder / point.run}" if point.run else point.reason
+        print(f"{point.state:<12}{' '.join(point.overrides)}  {where}")
+    print(f"sweep {folder}")
+    return EXIT_OK if all(point.state == "submitted" for point in manifest.points) else EXIT_LAUNCH
+
+
+def _hydra_answers(words: Sequence[str]) -> int:
+    """Hydra's own flags (--help, --cfg, --info, --shell-completion), answered by Hydra on our configuration."""
+    import hydra
+
+    from hpctrain.config.compose import CONFIG_NAME, config_dir
+
+    sys.argv = [sys.argv[0], *words]
+    hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=CONFIG_NAME)(lambda config: None)()
+    return EXIT_OK
+
+
+def _folder_parser(verb: str, help_text: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m hpctrain {verb}", description=help_text)
+    parser.add_argument(
+        "folders", nargs="*", type=Path, default=[Path("runs")], help="run folders, or folders that hold some"
+    )
+    return parser
+
+
+def _runs_in(folders: Sequence[Path]) -> list[RunPaths]:
+    from hpctrain.record.reader import find_runs
+
+    return [found for folder in folders for found in find_runs(folder.absolute())]
+
+
+def _status(words: Sequence[str]) -> int:
+    parser = _folder_parser("status", "State of runs: end marker, else Slurm or the local process, else UNKNOWN.")
+    parser.add_argument("--json", action="store_true")
+    known = parser.parse_args(list(words))
+    from hpctrain.launch.jobs import collect_status
+
+    rows = collect_status(_runs_in(known.folders))
+    if known.json:
+        print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
+        return EXIT_OK
+    from hpctrain.launch.status_table import status_table
+
+    print(status_table(rows))
+    return EXIT_OK
+
+
+def _cancel(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m hpctrain cancel", description="Ends the jobs of run folders.")
+    parser.add_argument("folders", nargs="+", type=Path)
+    known = parser.parse_args(list(words))
+    from hpctrain.launch.jobs import cancel
+
+    for found in _runs_in(known.folders):
+        print(f"{found.root.name}: {cancel(found)}")
+    return EXIT_OK
+
+
+def _report(words: Sequence[str]) -> int:
+    parser = _folder_parser(
+        "report", "Measured numbers of runs as a table; of a single run with a picture in its folder."
+    )
+    known = parser.parse_args(list(words))
+    found = _runs_in(known.folders)
+    if not found:
+        raise ConfigError(f"{', '.join(map(str, known.folders))}: no run in there")
+    if len(found) == 1:
+        _print_summary(found[0])
+        return EXIT_OK
+    from hpctrain.analysis.report import render_text
+
+    print(render_text(found))
+    return EXIT_OK

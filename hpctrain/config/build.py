@@ -1,0 +1,96 @@
+"""Plain values (as decoded from YAML) to the typed configuration: strictly, with every problem found at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, get_args, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError, Problem, known_names_hint
+
+_SCALAR_RULES = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "string_too_short": "must not be empty",
+    "dict_type": "must be a mapping of names to values",
+    "tuple_type": "must be a list",
+    "missing": "must be given",
+}
+
+
+def build_config(values: Mapping[str, Any]) -> Config:
+    """The typed configuration.
+
+    Args:
+        values: fully resolved, made of dicts, lists and scalars only.
+
+    Raises:
+        ConfigError: unknown keys (with the nearest known ones), wrong types, values out of range; all of them at once.
+    """
+    # JSON mode is the one in which pydantic is strict about scalars and still takes a mapping for a dataclass.
+    try:
+        return _adapter().validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        # A union reports one error for each of its types: the first one speaks for the key.
+        by_key: dict[str, Problem] = {}
+        for details in error.errors(include_url=False):
+            problem = _problem(details)
+            by_key.setdefault(problem.key, problem)
+        raise ConfigError(by_key.values()) from None
+
+
+def config_fields(section: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Names and types of the keys of one section, ``()`` for the top level.
+
+    >>> "num_layers" in config_fields(("model",))
+    True
+    """
+    cls: Any = Config
+    for name in section:
+        cls = get_type_hints(cls)[name]
+    return get_type_hints(cls, include_extras=True)
+
+
+def _adapter() -> TypeAdapter[Config]:
+    # The schema stays free of pydantic, so strictness about unknown keys is set here.
+    for cls in (Config, *get_type_hints(Config).values()):
+        if dataclasses.is_dataclass(cls):
+            cls.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[union-attr]
+    return TypeAdapter(Config)
+
+
+def _problem(details: ErrorDetails) -> Problem:
+    """pydantic's finding in our form: key with value, rule, nearest fix."""
+    location = [str(part) for part in details["loc"]]
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    if kind == "unexpected_keyword_argument":
+        known = config_fields(tuple(location[:-1]))
+        return Problem(".".join(location), str(value), "is no key of hpctrain", known_names_hint(location[-1], known))
+    key = ".".join(_without_union_tags(location))
+    if kind == "dataclass_type":
+        keys = ", ".join(config_fields(tuple(location)))
+        return Problem(key, str(value), "must stay a mapping", f"choose a group file or set one of its keys: {keys}")
+    if kind == "literal_error":
+        return Problem(key, str(value), "is not one of the choices", f"known: {context['expected']}")
+    if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
+        return Problem(key, str(value), details["msg"].replace("Input should", "must"), "")
+    shown = "" if kind == "missing" else f"{value!r}" if isinstance(value, str) else json.dumps(value)
+    return Problem(key, shown, _SCALAR_RULES.get(kind, details["msg"]), "")
+
+
+def _without_union_tags(location: list[str]) -> list[str]:
+    """pydantic appends the tried type (``str``, ``int``) to the location inside a union."""
+    section = tuple(location[:1])
+    if len(location) == 3 and section[0] in config_fields():
+        hint = config_fields(section).get(location[1])
+        if hint is not None and not str(hint).startswith("dict") and len(get_args(hint)) > 1:
+            return location[:2]
+    return location

@@ -1,0 +1,211 @@
+"""Hydra's grammar and composition: overrides to typed configurations, with short messages for every mistake."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hpctrain.config.build import build_config, config_fields
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError, Problem, known_names_hint
+
+CONFIG_NAME = "config"
+_OPEN_MAPPINGS = ("env.", "cluster.extra.", "hardware.peak_tflops.", "hardware.sources.")
+"""Below these, names are the user's own."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One composed configuration: a single run, or one point of a sweep."""
+
+    overrides: tuple[str, ...]
+    """Hydra's own spelling of what was chosen, quoted so that Hydra reads it back."""
+    config: Config
+    assumptions: tuple[str, ...]
+
+
+def config_dir() -> Path:
+    """The folder of the shipped configuration groups: inside the wheel, else beside the package's source."""
+    package = Path(__file__).resolve().parent.parent
+    shipped = package / "_conf"
+    return shipped if shipped.is_dir() else package.parent / "conf"
+
+
+def group_choices(group: str, extra_dirs: Sequence[Path] = ()) -> list[str]:
+    """Names of the files of one group, the site's own included."""
+    return sorted({path.stem for root in (config_dir(), *extra_dirs) for path in (root / group).glob("*.yaml")})
+
+
+def compose_points(words: Sequence[str], multirun: bool, extra_dirs: Sequence[Path] = ()) -> list[Point]:
+    """The configurations that Hydra overrides stand for, one without ``multirun``.
+
+    Args:
+        words: Hydra overrides as typed, one a word.
+        multirun: take comma lists, ``range()``, ``choice()`` and ``glob()`` as a sweep; the points are all combinations,
+            the last override changing fastest.
+        extra_dirs: a site's own folders with groups, searched beside the shipped ones.
+
+    Raises:
+        ConfigError: the message names key, value, rule and the nearest fix.
+    """
+    overrides = [_parse(word) for word in words]
+    _check_overrides(overrides, words, multirun, extra_dirs)
+    axes = [_axis(override, extra_dirs) for override in overrides]
+    search_path = ",".join(f"file://{path.resolve()}" for path in extra_dirs)
+    fixed = [f"hydra.searchpath=[{search_path}]"] if extra_dirs else []
+    stated = {override.key_or_group for override in overrides}
+    points = []
+    with initialize_config_dir(config_dir=str(config_dir()), version_base="1.3"):
+        for combination in itertools.product(*axes):
+            points.append(_compose_one(combination, fixed, stated, extra_dirs))
+    return points
+
+
+def _parse(word: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(word)
+    except (OverrideParseException, HydraException) as error:
+        raise ConfigError(_quoting_advice(word, str(error))) from None
+
+
+def _quoting_advice(word: str, reason: str) -> str:
+    key, separator, value = word.partition("=")
+    if not separator or not key:
+        return f"{word}: is no override; write key=value, or one of the verbs first (see --help)"
+    inner = value.replace("\\", "\\\\").replace('"', '\\"')
+    # Single quotes for the shell, double quotes for Hydra.
+    quoted = f'{key}="{inner}"'.replace("'", "'\\''")
+    first = next((line for line in reason.splitlines() if line.strip()), reason)
+    return f"{key}: {value!r} has characters that Hydra reads as grammar ({first}); type '{quoted}'"
+
+
+def _check_overrides(
+    overrides: Sequence[Override], words: Sequence[str], multirun: bool, extra_dirs: Sequence[Path]
+) -> None:
+    groups = [path.name for path in config_dir().iterdir() if path.is_dir()]
+    problems = []
+    for override, word in zip(overrides, words, strict=True):
+        key = override.key_or_group
+        if key.startswith("hydra"):
+            problems.append(_hydra_key_problem(word, key))
+        elif override.is_sweep_override() and not multirun:
+            problems.append(Problem(key, word.partition("=")[2], "is a list of values", "for a sweep put -m first"))
+        elif key in groups:
+            problems += _choice_problems(override, key, group_choices(key, extra_dirs))
+        elif "." not in key and key not in config_fields() and "@" not in word:
+            problems.append(
+                Problem(key, word.partition("=")[2], "is no key of hpctrain", known_names_hint(key, config_fields()))
+            )
+        else:
+            problems += _unknown_key_problems(key, word) or _number_form_problems(key, word)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _hydra_key_problem(word: str, key: str) -> Problem:
+    rule = (
+        "hpctrain submits by itself and keeps its own run folders; Hydra's launchers, sweepers and folders are not used"
+    )
+    fix = "use cluster=..., -m and run.root; a site's own files: --config-dir DIR"
+    return Problem(key, word.partition("=")[2], rule, fix)
+
+
+def _choice_problems(override: Override, group: str, known: list[str]) -> list[Problem]:
+    if override.is_delete() or override.value() is None:
+        return [Problem(group, "null", "a choice is needed", known_names_hint("", known))]
+    names = _sweep_values(override, known) if override.is_sweep_override() else [override.get_value_element_as_str()]
+    if not names:
+        return [Problem(group, _value_text(override), f"matches no {group}", known_names_hint("", known))]
+    return [
+        Problem(group, name, f"there is no such {group}", known_names_hint(name, known))
+        for name in names
+        if name not in known
+    ]
+
+
+def _sweep_values(override: Override, known: list[str]) -> list[str]:
+    """The values of a sweep as Hydra spells them; ``known`` are the names that ``glob()`` picks from."""
+    value = override.value()
+    if isinstance(value, Glob):
+        return value.filter(known)
+    return list(override.sweep_string_iterator())
+
+
+def _value_text(override: Override) -> str:
+    return (override.input_line or "").partition("=")[2]
+
+
+def _unknown_key_problems(key: str, word: str) -> list[Problem]:
+    """A dotted key that the schema does not have."""
+    if key.startswith(_OPEN_MAPPINGS):
+        return []
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        known = config_fields(tuple(parts[:depth])) if depth < 2 else {}
+        if part not in known:
+            hint = known_names_hint(part, known) if known else "it has no keys below it"
+            return [Problem(key, word.partition("=")[2], "is no key of hpctrain", hint)]
+    return []
+
+
+def _number_form_problems(key: str, word: str) -> list[Problem]:
+    """Hydra reads ``1_28`` as 128; a count that does not look like one is refused as it was typed."""
+    text = word.partition("=")[2]
+    values = [text] if any(sign in text for sign in "\"'([{") else text.split(",")
+    return [
+        Problem(key, value, "is not how a number is written", f"write {key}={value.replace('_', '')}")
+        for value in values
+        if "_" in value and value.replace("_", "").lstrip("+-").isdigit()
+    ]
+
+
+def _axis(override: Override, extra_dirs: Sequence[Path]) -> list[str]:
+    """The override texts that one typed override stands for: one, or in a sweep one for each value.
+
+    The schema has judged dotted keys already, so ``++`` sets those that no file mentions, too.
+    """
+    prefix = "++" if "." in override.key_or_group and not override.is_delete() else ""
+    if not override.is_sweep_override():
+        line = override.input_line or ""
+        return [line if line.startswith("~") else prefix + line.lstrip("+")]
+    if not override.is_discrete_sweep():
+        raise ConfigError(f"{override.key_or_group}: interval() has no points; use a comma list, choice() or range()")
+    key = override.key_or_group
+    return [f"{prefix}{key}={value}" for value in _sweep_values(override, group_choices(key, extra_dirs))]
+
+
+def _compose_one(overrides: Sequence[str], fixed: Sequence[str], stated: set[str], extra_dirs: Sequence[Path]) -> Point:
+    try:
+        composed = compose(CONFIG_NAME, overrides=[*overrides, *fixed], return_hydra_config=True)
+        choices = dict(composed.hydra.runtime.choices)
+        values: Any = OmegaConf.to_container(
+            OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]),
+            resolve=True,
+            throw_on_missing=True,
+        )
+    except MissingConfigException as error:
+        raise ConfigError(f"{error.missing_cfg_file}: no such configuration file") from None
+    except (ConfigCompositionException, OmegaConfBaseException) as error:
+        raise ConfigError(_composition_message(error, extra_dirs)) from None
+    assumptions: tuple[str, ...] = ()
+    if "hardware" not in stated and choices["hardware"] == "ndm_a100_v4":
+        gpus = values["hardware"]["gpus_per_node"]
+        assumptions = (f"hardware not stated: ndm_a100_v4 ({gpus} x {values['hardware']['gpu']} a node)",)
+    return Point(tuple(overrides), build_config(values), assumptions)
+
+
+def _composition_message(error: Exception, extra_dirs: Sequence[Path]) -> str:
+    text = str(error.__cause__ or error).strip().splitlines()
+    if any("You must specify 'model'" in line for line in text):
+        return f"model: must be given; {known_names_hint('', group_choices('model', extra_dirs))}"
+    return text[0]

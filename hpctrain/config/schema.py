@@ -1,0 +1,197 @@
+"""The typed configuration: one frozen dataclass a group, checked strictly (no silent conversion).
+
+The dataclasses state types and ranges of single values; rules that join several values live in ``hpctrain.plan``.
+Units are in the names (``_gib``, ``_gb_per_s``, ``_tflops``); ``None`` means «derive it».
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Lt, MinLen
+
+Count = Annotated[int, Gt(0)]
+NonNegativeInt = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Fraction = Annotated[float, Ge(0), Lt(1)]
+Text = Annotated[str, MinLen(1)]
+
+Architecture = Literal["gpt", "llama"]
+Precision = Literal["fp32", "bf16"]
+DeviceKind = Literal["cuda", "cpu"]
+ActivationCheckpointing = Literal["none", "full"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder-only transformer. GPT: learned positions, LayerNorm, GELU, biases. Llama: rotary, RMSNorm, SwiGLU, GQA."""
+
+    name: Text
+    architecture: Architecture
+    num_layers: Count
+    hidden_size: Count
+    num_heads: Count
+    vocab_size: Count
+    max_seq_len: Count
+    num_kv_heads: Count | None = None
+    """Key and value heads; None: as many as ``num_heads``."""
+    head_dim: Count | None = None
+    """Width of one head; None: ``hidden_size / num_heads``."""
+    ffn_hidden_size: Count | None = None
+    """Width of the feed-forward layer; None: ``4 * hidden_size``."""
+    tie_embeddings: bool = True
+    norm_eps: Positive = 1e-5
+    rope_theta: Positive = 10000.0
+    init_std: Positive = 0.006
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class ParallelismConfig:
+    """How parameters, gradients and optimizer state are spread; DeepSpeed's ZeRO keys, sizes in elements."""
+
+    name: Text
+    zero_stage: Literal[1, 2, 3]
+    offload_optimizer: Literal["none", "cpu"] = "none"
+    offload_param: Literal["none", "cpu"] = "none"
+    reduce_bucket_size: Count = 500_000_000
+    allgather_bucket_size: Count = 500_000_000
+    prefetch_bucket_size: NonNegativeInt = 50_000_000
+    param_persistence_threshold: NonNegativeInt = 100_000
+    max_live_parameters: Count = 1_000_000_000
+    max_reuse_distance: Count = 1_000_000_000
+    sub_group_size: Count = 1_000_000_000
+    overlap_comm: bool = True
+    pin_memory: bool = True
+
+
+@dataclass(frozen=True)
+class HardwareConfig:
+    """One kind of node. Every number has an entry in ``sources``."""
+
+    name: Text
+    device: DeviceKind
+    gpu: Text
+    gpus_per_node: Count
+    cpu: Text
+    cpu_cores_per_node: Count | None
+    host_memory_gib: Positive | None
+    default_precision: Precision
+    gpu_memory_gib: Positive | None = None
+    """Memory of one GPU that a process can allocate; None on CPU, where ranks share the host's."""
+    peak_tflops: dict[Precision, Positive] = field(default_factory=dict)
+    """Dense peak of one GPU, 1e12 FLOP/s by data type; empty: no MFU is computed."""
+    intra_node_gb_per_s: Positive | None = None
+    """GPU to GPU inside a node, one direction, GB/s a GPU."""
+    inter_node_gb_per_s: Positive | None = None
+    """Network of one node, one direction, GB/s (all adapters together)."""
+    sources: dict[str, Text] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """Where the job runs and how it is asked for. ``None`` leaves an sbatch option out."""
+
+    name: Text
+    kind: Literal["slurm", "local"]
+    wait: bool = False
+    """Follow the run with a progress bar and end with its result."""
+    time: str | int | None = None
+    """Time limit in one of Slurm's six forms; None: the partition's default (local: none)."""
+    partition: Text | None = None
+    account: Text | None = None
+    qos: Text | None = None
+    constraint: Text | None = None
+    reservation: Text | None = None
+    nodelist: Text | None = None
+    exclude: Text | None = None
+    comment: Text | None = None
+    exclusive: bool = False
+    memory_per_node: str | int | None = None
+    """--mem, in Slurm's form; 0 means all of the node's memory."""
+    cpus_per_task: Count | None = None
+    gpu_request: Literal["auto", "none", "gpus_per_node", "gres"] = "auto"
+    """auto: gpus_per_node where the hardware has GPUs, else none."""
+    gpu_type: Text | None = None
+    """The site's name of the GPU in gres.conf, where it wants one."""
+    signal_lead_s: Count = 120
+    """Seconds between the warning signal and the time limit."""
+    setup: tuple[str, ...] = ()
+    """Shell lines before srun: modules, exports."""
+    srun_args: tuple[str, ...] = ()
+    extra: dict[str, str | int | bool] = field(default_factory=dict)
+    """Further sbatch options, ``licenses: matlab`` gives ``--licenses=matlab``."""
+    inherit_env: bool = False
+    """Hand the submitting shell's environment to the job (sbatch --export=ALL)."""
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """What is done: batch, steps, precision, optimizer and schedule."""
+
+    name: Text
+    num_steps: Count
+    seq_len: Count | None = None
+    """Tokens of one sequence; None: the model's ``max_seq_len``."""
+    micro_batch_size: Count | None = None
+    """Sequences per data-parallel rank per forward; None: the largest of 8, 4, 2, 1 that the estimate fits."""
+    global_batch_size: Count | None = None
+    """Sequences per optimizer step; None: micro batch x data-parallel degree x accumulation."""
+    gradient_accumulation_steps: Count | None = None
+    precision: Precision | None = None
+    """None: the hardware's ``default_precision``."""
+    activation_checkpointing: ActivationCheckpointing | None = None
+    """full: keep each block's input and run its forward again; None: only where it does not fit without."""
+    learning_rate: Positive = 6e-4
+    min_learning_rate: NonNegative = 6e-5
+    warmup_steps: NonNegativeInt = 0
+    weight_decay: NonNegative = 0.1
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    eps: Positive = 1e-8
+    gradient_clipping: NonNegative = 1.0
+    seed: NonNegativeInt = 1234
+    log_interval: Count = 10
+    """Steps between two flushes of ``steps.jsonl``; every step gets its line."""
+    start_timeout_min: Count = 30
+    """Minutes that ranks wait for each other at the start."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the tokens come from."""
+
+    name: Text
+    kind: Literal["stdlib", "text", "synthetic"]
+    path: Text | None = None
+    """text: a UTF-8 file, or a folder of which all ``*.txt`` are read."""
+    max_bytes: Count = 64 * 2**20
+    """Text beyond this size is left out (stdlib) or refused (text): every rank holds the corpus in memory."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where runs are kept and what this one is called."""
+
+    root: Text = "runs"
+    name: Text | None = None
+    """None: made from model, nodes and parallelism."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Config:
+    """All groups of one run, composed by Hydra, resolved and checked."""
+
+    nodes: Count
+    model: ModelConfig
+    parallelism: ParallelismConfig
+    hardware: HardwareConfig
+    cluster: ClusterConfig
+    training: TrainingConfig
+    data: DataConfig
+    run: RunConfig
+    env: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """Environment variables of every rank; they win over what hpctrain would set."""

@@ -1,0 +1,111 @@
+"""Making a run folder: everything frozen before anything is submitted."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import hpctrain
+from hpctrain.config.compose import Point
+from hpctrain.errors import ConfigError, Problem
+from hpctrain.plan.run_plan import RunPlan
+from hpctrain.plan.slurm_request import sbatch_script, slurm_safe_name
+from hpctrain.record.files import write_text
+from hpctrain.record.paths import RunPaths
+
+_RECORDED_PACKAGES = ("torch", "deepspeed", "hydra-core", "submitit", "numpy")
+_LONGEST_SLUG = 60
+
+
+def check_run_root(root: str) -> Path:
+    """The absolute folder that holds the runs, made if it is not there.
+
+    Raises:
+        ConfigError: it has a ``%`` or a line break (sbatch expands or splits them in output paths), or is not writable.
+    """
+    path = Path(root).expanduser().absolute()
+    if "%" in str(path) or "\n" in str(path):
+        rule = "sbatch expands % in output paths, and a line break ends a directive"
+        raise ConfigError((Problem("run.root", root, rule, "choose a folder without them"),))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".hpctrain-{secrets.token_hex(4)}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        rule = f"the run folder cannot be written ({error.strerror}: {error.filename})"
+        raise ConfigError((Problem("run.root", root, rule, "set run.root=FOLDER to one that you may write"),)) from None
+    return path
+
+
+def create_run_folder(parent: Path, point: Point, plan: RunPlan, python: str) -> RunPaths:
+    """A new folder below ``parent`` with configuration, plan, code version and batch script in it.
+
+    The name is a slug with the second and four random hex digits: starts in the same second do not meet.
+    """
+    slug = slurm_safe_name(plan.name)[:_LONGEST_SLUG]
+    run = RunPaths(parent / f"{slug}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
+    run.root.mkdir()
+    for folder in (run.attempts, run.nodes, run.submitit):
+        folder.mkdir(parents=True)
+    values = dataclasses.asdict(point.config)
+    write_text(run.config, yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=True))
+    write_text(run.overrides, json.dumps(list(point.overrides), ensure_ascii=False, indent=2) + "\n")
+    write_text(run.plan, plan.to_json())
+    write_text(run.code, json.dumps(code_record(python), indent=2) + "\n")
+    if plan.cluster_kind == "slurm":
+        write_text(run.submission_script, sbatch_script(plan.slurm, str(run.root), python))
+    return run
+
+
+def remove_run_folder(run: RunPaths) -> None:
+    """Takes back a folder whose submission was refused."""
+    shutil.rmtree(run.root)
+
+
+def code_record(python: str) -> dict[str, Any]:
+    """Which code will run: interpreter, versions, and commit with working-tree difference where the package is in git."""
+    source = Path(hpctrain.__file__).resolve().parent
+    versions = {"python": ".".join(map(str, sys.version_info[:3])), "hpctrain": hpctrain.__version__}
+    for package in _RECORDED_PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed where the run was submitted"
+    return {
+        "schema_version": 1,
+        "interpreter": python,
+        "package": str(source),
+        "versions": versions,
+        "commit": _git(source, "rev-parse", "HEAD").strip(),
+        "diff": _git(source, "diff", "HEAD"),
+    }
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """git's answer about the tree that holds ``folder``; empty where it is not in git, or git is not there."""
+    if shutil.which("git") is None:
+        return ""
+    answer = subprocess.run(
+        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, errors="replace", check=False
+    )
+    return answer.stdout if answer.returncode == 0 else ""
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, which YAML can say."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,87 @@
+"""A sweep: all points planned first, then submitted one by one with a manifest that is written after each."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.config.compose import Point
+from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.launch.run_folder import create_run_folder, remove_run_folder
+from hpctrain.launch.submit import submit
+from hpctrain.plan.run_plan import RunPlan
+from hpctrain.record.files import write_record
+from hpctrain.record.schema import SCHEMA_VERSION
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One point of a sweep as the manifest keeps it."""
+
+    overrides: tuple[str, ...]
+    run: str
+    """Name of the run folder inside the sweep folder; empty: not submitted."""
+    job_id: str
+    state: str
+    """``submitted``, ``refused`` (by Slurm) or ``not reached``."""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class SweepManifest:
+    """``sweep.json`` in the sweep folder."""
+
+    schema_version: int
+    points: tuple[SweepPoint, ...]
+
+
+def check_sweep(planned: Sequence[tuple[Point, RunPlan]], force: bool) -> None:
+    """Refuses the whole sweep if a point is wrong: nothing is submitted, every bad point is named.
+
+    Raises:
+        ConfigError: with one line for each problem of each bad point.
+    """
+    problems = []
+    for point, plan in planned:
+        problems += [problem for problem in plan.problems if not (force and problem.kind == "memory")]
+        if point.config.cluster.kind == "local" and len(planned) > 1:
+            raise ConfigError("cluster=local: a sweep needs Slurm; runs of this machine would share its cores")
+    if not problems:
+        return
+    lines = [
+        f"{' '.join(point.overrides)}: {problem}"
+        for point, plan in planned
+        for problem in plan.problems
+        if not (force and problem.kind == "memory")
+    ]
+    bad = sum(bool(plan.problems) for _, plan in planned)
+    error = ConfigError(problems)
+    error.args = ("\n".join([*lines, f"{bad} of {len(planned)} points are wrong; nothing was submitted"]),)
+    raise error
+
+
+def submit_sweep(planned: Sequence[tuple[Point, RunPlan]], root: Path, python: str) -> tuple[Path, SweepManifest]:
+    """Submits every point; stops at the first refusal and says in the manifest what was not reached.
+
+    Returns:
+        The sweep folder and its manifest.
+    """
+    folder = root / f"sweep-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    folder.mkdir()
+    points = [SweepPoint(point.overrides, "", "", "not reached") for point, _ in planned]
+    for index, (point, plan) in enumerate(planned):
+        run = create_run_folder(folder, point, plan, python)
+        try:
+            record = submit(run, plan, point.config.cluster)
+        except LaunchError as error:
+            remove_run_folder(run)
+            points[index] = SweepPoint(point.overrides, "", "", "refused", str(error))
+            break
+        points[index] = SweepPoint(point.overrides, run.root.name, record.job_id, "submitted")
+        write_record(folder / "sweep.json", SweepManifest(SCHEMA_VERSION, tuple(points)))
+    manifest = SweepManifest(SCHEMA_VERSION, tuple(points))
+    write_record(folder / "sweep.json", manifest)
+    return folder, manifest

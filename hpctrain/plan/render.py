@@ -1,0 +1,95 @@
+"""The plan as text for people."""
+
+from __future__ import annotations
+
+import json
+
+from hpctrain.plan.run_plan import RunPlan
+from hpctrain.plan.slurm_request import sbatch_script
+from hpctrain.units import duration_in_words, gib, parse_slurm_time, short_count
+
+UNNAMED_RUN_DIR = "RUN_DIR"
+"""Stands for the run folder, which gets its name at submission."""
+
+
+def render_plan(plan: RunPlan, python: str, run_dir: str = UNNAMED_RUN_DIR) -> str:
+    """All of the plan: assumptions first, then shapes, memory, FLOPs, batch script, DeepSpeed JSON, problems last."""
+    parts = [
+        "\n".join(f"note: {assumption}" for assumption in plan.assumptions),
+        _facts(plan),
+        _memory(plan),
+    ]
+    if plan.cluster_kind == "slurm":
+        parts.append("batch script\n" + _indented(sbatch_script(plan.slurm, run_dir, python)))
+    parts.append("DeepSpeed configuration\n" + _indented(json.dumps(plan.ds_config, indent=2)))
+    if plan.problems:
+        parts.append("problems (this plan is not submitted)\n" + _indented("\n".join(map(str, plan.problems))))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _facts(plan: RunPlan) -> str:
+    model, layout, batch, flops = plan.model, plan.layout, plan.batch, plan.flops_per_step
+    place = "GPUs" if plan.device == "cuda" else "CPU ranks"
+    heads = f"{model.num_heads} heads of {model.head_dim}"
+    if model.num_kv_heads != model.num_heads:
+        heads += f" ({model.num_kv_heads} for keys and values)"
+    rows = [
+        ("run", plan.name),
+        (
+            "model",
+            f"{model.name} ({model.architecture}): {model.num_layers} layers, hidden {model.hidden_size}, {heads},"
+            f" feed-forward {model.ffn_hidden_size}, vocabulary {model.vocab_size}",
+        ),
+        ("parameters", f"{plan.num_parameters:,} ({short_count(plan.num_parameters)})"),
+        (
+            "layout",
+            f"{layout.num_nodes} nodes x {layout.gpus_per_node} = {layout.world_size:,} {place} ({plan.hardware_name}),"
+            f" data parallel {layout.data_parallel_degree:,}, {plan.parallelism_name}",
+        ),
+        (
+            "batch",
+            f"micro {batch.micro_batch_size} x data parallel {layout.data_parallel_degree:,} x accumulation"
+            f" {batch.gradient_accumulation_steps} = {batch.global_batch_size:,} sequences of {batch.seq_len:,} tokens ="
+            f" {batch.tokens_per_step:,} tokens a step",
+        ),
+        (
+            "training",
+            f"{plan.num_steps:,} steps, {short_count(plan.num_steps * batch.tokens_per_step)} tokens, {plan.precision},"
+            f" activation checkpointing {plan.activation_checkpointing}",
+        ),
+        ("model FLOPs", f"{flops.model_flops:.4e} a step (forward and backward once, dense attention)"),
+        ("hardware FLOPs", f"{flops.hardware_flops:.4e} a step (recomputation included)"),
+        ("Megatron FLOPs", f"{flops.megatron_flops:.4e} a step (96·B·s·l·h²·(1 + s/6h + V/16lh))"),
+    ]
+    if plan.slurm.options.get("time"):
+        seconds = _seconds(plan.slurm.options["time"])
+        rows.append(("time limit", "none" if seconds is None else duration_in_words(seconds)))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def _seconds(time: str) -> float | None:
+    try:
+        return parse_slurm_time(time)
+    except ValueError:  # told among the problems
+        return None
+
+
+def _memory(plan: RunPlan) -> str:
+    memory = plan.memory
+    lines = ["memory of one rank (an estimate by closed rules, not measured)"]
+    lines += [f"  {term.name:<24}{gib(term.num_bytes):>14}  {term.tier}" for term in memory.terms]
+    if memory.gpu_capacity_bytes is not None:
+        free = memory.gpu_capacity_bytes - memory.gpu_bytes
+        lines.append(
+            f"  per GPU   {gib(memory.gpu_bytes)} of {gib(memory.gpu_capacity_bytes)}, "
+            + (f"{gib(free)} free" if free >= 0 else f"short by {gib(-free)}")
+        )
+    host = f"  per node  {gib(memory.host_bytes_per_node)} of host memory"
+    if memory.host_capacity_bytes is not None:
+        host += f" of {gib(memory.host_capacity_bytes)}"
+    return "\n".join([*lines, host])
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}".rstrip() for line in text.rstrip("\n").split("\n"))

@@ -1,0 +1,208 @@
+"""The frozen plan: everything that a run will be, and every rule it breaks, from one configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hpctrain.config.schema import (
+    ActivationCheckpointing,
+    Config,
+    DeviceKind,
+    Precision,
+)
+from hpctrain.errors import Problem
+from hpctrain.plan.ds_config import build_ds_config
+from hpctrain.plan.flops import StepFlops, step_flops
+from hpctrain.plan.layout import Batch, Layout, resolve_batch
+from hpctrain.plan.memory import MemoryEstimate, estimate_memory
+from hpctrain.plan.model_shape import ModelShape, resolve_model_shape
+from hpctrain.plan.slurm_request import SlurmRequest, build_slurm_request
+
+PLAN_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Complete: what is printed is what runs. A plan with problems is never submitted."""
+
+    schema_version: int
+    name: str
+    assumptions: tuple[str, ...]
+    """What nobody stated and the plan therefore chose, one sentence each."""
+    model: ModelShape
+    num_parameters: int
+    layout: Layout
+    batch: Batch
+    num_steps: int
+    precision: Precision
+    activation_checkpointing: ActivationCheckpointing
+    parallelism_name: str
+    zero_stage: int
+    hardware_name: str
+    device: DeviceKind
+    peak_tflops_per_gpu: float | None
+    """Dense peak of the hardware in ``precision``; None: not stated, so no MFU."""
+    flops_per_step: StepFlops
+    memory: MemoryEstimate
+    ds_config: dict[str, Any]
+    cluster_kind: Literal["slurm", "local"]
+    slurm: SlurmRequest
+    """What Slurm would be asked for; cluster_kind=local takes its ranks and environment from here too."""
+    problems: tuple[Problem, ...]
+
+    def to_json(self) -> str:
+        """The plan for machines; derived totals are written beside their terms."""
+        plan = dataclasses.asdict(self)
+        plan["layout"] |= {
+            "world_size": self.layout.world_size,
+            "data_parallel_degree": self.layout.data_parallel_degree,
+        }
+        plan["batch"]["tokens_per_step"] = self.batch.tokens_per_step
+        plan["memory"] |= {
+            "gpu_bytes": self.memory.gpu_bytes,
+            "host_bytes_per_node": self.memory.host_bytes_per_node,
+        }
+        return json.dumps(plan, indent=2) + "\n"
+
+
+def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan:
+    """The plan of one configuration, pure: the same configuration always gives the same plan.
+
+    Args:
+        config: typed and checked value by value.
+        assumptions: what the caller chose for the user (such as the hardware); told in the plan.
+    """
+    shape, shape_problems = resolve_model_shape(config.model)
+    layout = Layout(config.nodes, config.hardware.gpus_per_node)
+    seq_len = config.training.seq_len or shape.max_seq_len
+    precision = config.training.precision or config.hardware.default_precision
+    choice = _choose_memory_settings(config, shape, layout, precision)
+    batch, batch_problems = resolve_batch(
+        config.training, choice.micro_batch_size, layout.data_parallel_degree, seq_len
+    )
+    memory = estimate_memory(shape, layout, batch, config.parallelism, config.hardware, precision, choice.checkpointing)
+    name = config.run.name or f"{shape.name}-{config.nodes}n-{config.parallelism.name}"
+    slurm, slurm_problems = build_slurm_request(name, config.cluster, config.hardware, layout, rank_environment(config))
+    return RunPlan(
+        schema_version=PLAN_SCHEMA_VERSION,
+        name=name,
+        assumptions=assumptions + choice.assumptions,
+        model=shape,
+        num_parameters=shape.num_parameters,
+        layout=layout,
+        batch=batch,
+        num_steps=config.training.num_steps,
+        precision=precision,
+        activation_checkpointing=choice.checkpointing,
+        parallelism_name=config.parallelism.name,
+        zero_stage=config.parallelism.zero_stage,
+        hardware_name=config.hardware.name,
+        device=config.hardware.device,
+        peak_tflops_per_gpu=config.hardware.peak_tflops.get(precision),
+        flops_per_step=step_flops(shape, seq_len, batch.global_batch_size, choice.checkpointing),
+        memory=memory,
+        ds_config=build_ds_config(
+            batch, config.parallelism, config.training, precision, config.hardware.device == "cuda"
+        ),
+        cluster_kind=config.cluster.kind,
+        slurm=slurm,
+        problems=(
+            *shape_problems,
+            *batch_problems,
+            *_value_problems(config, shape, seq_len),
+            *slurm_problems,
+            *memory.problems(),
+        ),
+    )
+
+
+def rank_environment(config: Config) -> dict[str, str]:
+    """The user's environment variables as text, ``true`` and ``false`` as ``1`` and ``0``."""
+    return {name: str(int(value)) if isinstance(value, bool) else str(value) for name, value in config.env.items()}
+
+
+@dataclass(frozen=True)
+class _MemorySettings:
+    micro_batch_size: int
+    checkpointing: ActivationCheckpointing
+    assumptions: tuple[str, ...]
+
+
+def _choose_memory_settings(config: Config, shape: ModelShape, layout: Layout, precision: Precision) -> _MemorySettings:
+    """Micro batch and checkpointing: what is stated stays; what is left out is the largest batch that fits.
+
+    A micro batch of at most 8 is tried, without recomputation before with it. A stated global batch bounds it.
+    """
+    training = config.training
+    seq_len = training.seq_len or shape.max_seq_len
+    sizes: tuple[int, ...] = (training.micro_batch_size,) if training.micro_batch_size else (8, 4, 2, 1)
+    modes: tuple[ActivationCheckpointing, ...] = (
+        (training.activation_checkpointing,) if training.activation_checkpointing else ("none", "full")
+    )
+    if training.micro_batch_size is None and training.global_batch_size is not None:
+        per_rank = training.global_batch_size // layout.data_parallel_degree
+        per_rank //= training.gradient_accumulation_steps or 1
+        sizes = tuple(size for size in sizes if per_rank and per_rank % size == 0) or (1,)
+    candidates = [(size, mode) for size in sizes for mode in modes]
+    chosen = candidates[-1]
+    for size, mode in candidates:
+        batch, _ = resolve_batch(training, size, layout.data_parallel_degree, seq_len)
+        memory = estimate_memory(shape, layout, batch, config.parallelism, config.hardware, precision, mode)
+        if memory.fits_with_headroom:
+            chosen = (size, mode)
+            break
+    size, mode = chosen
+    assumptions = []
+    if training.micro_batch_size is None:
+        assumptions.append(
+            f"training.micro_batch_size not stated: {size}, of {', '.join(map(str, sizes))} the largest that fits"
+        )
+    if training.activation_checkpointing is None:
+        reason = "it fits without recomputation" if mode == "none" else "it does not fit without"
+        assumptions.append(f"training.activation_checkpointing not stated: {mode}, {reason}")
+    return _MemorySettings(size, mode, tuple(assumptions))
+
+
+def _value_problems(config: Config, shape: ModelShape, seq_len: int) -> list[Problem]:
+    """Rules that join two groups."""
+    problems = []
+    if shape.architecture == "gpt" and seq_len > shape.max_seq_len:
+        problems.append(
+            Problem(
+                "training.seq_len",
+                str(seq_len),
+                f"is longer than the {shape.max_seq_len} learned positions of model={shape.name}",
+                f"nearest: {shape.max_seq_len}, or set model.max_seq_len={seq_len}",
+            )
+        )
+    if config.parallelism.offload_param == "cpu" and config.parallelism.zero_stage != 3:
+        problems.append(
+            Problem(
+                "parallelism.offload_param",
+                "cpu",
+                f"needs ZeRO stage 3, here it is {config.parallelism.zero_stage}",
+                "set parallelism=zero3_offload",
+            )
+        )
+    if config.cluster.kind == "local" and config.nodes != 1:
+        problems.append(
+            Problem("nodes", str(config.nodes), "cluster=local is this one machine", "nearest: 1, or cluster=slurm")
+        )
+    training = config.training
+    if training.min_learning_rate > training.learning_rate:
+        problems.append(
+            Problem(
+                "training.min_learning_rate",
+                str(training.min_learning_rate),
+                f"is above training.learning_rate={training.learning_rate}",
+                f"nearest: {training.learning_rate}",
+            )
+        )
+    if config.data.kind == "text" and config.data.path is None:
+        problems.append(Problem("data.path", "null", "data=text reads a file or folder", "set data.path=FILE"))
+    if "\n" in config.run.name if config.run.name else False:
+        problems.append(Problem("run.name", repr(config.run.name), "must be one line", ""))
+    return problems

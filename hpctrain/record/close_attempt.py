@@ -1,0 +1,78 @@
+"""``python -m hpctrain.record.close_attempt RUN_DIR EXIT_CODE``: the end marker of an attempt, written after the ranks are gone.
+
+The batch script runs it on the first node. It keeps what the ranks wrote themselves, and fills in the end where they could
+not: killed from outside, out of memory, or never started. Light: neither torch nor pandas.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpctrain.record.files import read_record, write_record
+from hpctrain.record.paths import RunPaths
+from hpctrain.record.reader import with_failure
+from hpctrain.record.schema import SCHEMA_VERSION, AttemptRecord, EndReason
+
+_SIGNAL_BASE = 128
+_SIGKILL, _SIGTERM = 9, 15
+
+
+def attempt_number(environment: Mapping[str, str]) -> int:
+    """1 for the first start of a job, one more each time Slurm requeued it."""
+    return 1 + int(environment.get("SLURM_RESTART_COUNT") or 0)
+
+
+def close_attempt(run: RunPaths, number: int, exit_code: int, job_id: str, now_s: float) -> AttemptRecord:
+    """Writes and returns the final record of attempt ``number``."""
+    started = _read_if_there(run.attempt(number)) or AttemptRecord(
+        SCHEMA_VERSION, number, job_id, "running", started_at_s=now_s, message="no rank reached the first collective"
+    )
+    failure = _read_if_there(run.failure(number))
+    if started.state != "running":
+        return started
+    if failure is not None:
+        final = with_failure(started, failure)
+    else:
+        reason, message = _reason_of(exit_code, bool(started.nodes))
+        final = dataclasses.replace(
+            started, state="failed", ended_at_s=now_s, end_reason=reason, exit_code=exit_code, message=message
+        )
+    write_record(run.attempt(number), final)
+    return final
+
+
+def _reason_of(exit_code: int, ranks_met: bool) -> tuple[EndReason, str]:
+    """What an exit code says when no rank left a word."""
+    signal_number = exit_code - _SIGNAL_BASE
+    if signal_number == _SIGKILL:
+        return "killed", "killed (9), probably out of memory: see the node's memory and --mem"
+    if signal_number == _SIGTERM:
+        return "signal", "ended by SIGTERM: cancelled, time limit or preemption"
+    if not ranks_met:
+        return (
+            "launch_failed",
+            f"the ranks did not come up (exit code {exit_code}); see logs/batch.log and logs/rank-*.log",
+        )
+    return "no_end_marker", f"no rank left a reason (exit code {exit_code}); see logs/rank-*.log"
+
+
+def _read_if_there(path: Path) -> AttemptRecord | None:
+    return read_record(path, AttemptRecord) if path.exists() else None
+
+
+def main() -> None:
+    run_dir, exit_code = sys.argv[1], int(sys.argv[2])
+    job_id = os.environ.get("SLURM_JOB_ID", "")
+    final = close_attempt(RunPaths(Path(run_dir)), attempt_number(os.environ), exit_code, job_id, time.time())
+    print(
+        f"hpctrain: attempt {final.attempt} {final.state} ({final.end_reason}, exit code {final.exit_code}): {final.message}"
+    )
+
+
+if __name__ == "__main__":
+    main()

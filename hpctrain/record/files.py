@@ -1,0 +1,76 @@
+"""Writing and reading the small files of a run folder: replaced by rename, appended with a flush, read strictly."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from hpctrain.errors import RecordError
+from hpctrain.record.schema import SCHEMA_VERSION
+
+T = TypeVar("T")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes beside ``path`` and renames, so that a reader sees the old or the new file, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def write_record(path: Path, record: Any) -> None:
+    """Replaces ``path`` by the record (a dataclass instance) as indented JSON."""
+    write_text(path, json.dumps(dataclasses.asdict(record), indent=2) + "\n")
+
+
+def create_record(path: Path, record: Any) -> bool:
+    """Creates ``path`` with the record; False if it was there already (somebody else was first)."""
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(dataclasses.asdict(record), indent=2) + "\n", encoding="utf-8")
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink()
+    return True
+
+
+def read_record(path: Path, record_type: type[T]) -> T:
+    """The record in ``path``.
+
+    Raises:
+        RecordError: the file is missing, no JSON, of another schema version, or lacks a field.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RecordError(f"{path}: no such file; is its folder a run folder of hpctrain?") from error
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path}: {error}") from error
+    return parse_record(raw, record_type, str(path))
+
+
+@functools.cache
+def _adapter(record_type: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(record_type)
+
+
+def parse_record(raw: Any, record_type: type[T], place: str) -> T:
+    """One record from decoded JSON; ``place`` names its origin in errors."""
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    if version != SCHEMA_VERSION:
+        raise RecordError(f"{place}: schema_version={version}, this hpctrain reads {SCHEMA_VERSION}")
+    try:
+        record: T = _adapter(record_type).validate_python(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise RecordError(f"{place}: {key}: {first['msg']}") from error
+    return record

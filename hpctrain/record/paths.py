@@ -1,0 +1,72 @@
+"""Every path of a run folder, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The run folder: the only thing that launch, worker and analysis share."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration, YAML without any ``${``."""
+        return self.root / "config.yaml"
+
+    @property
+    def overrides(self) -> Path:
+        """What the user typed, JSON."""
+        return self.root / "overrides.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def code(self) -> Path:
+        """Commit, difference of the working tree, versions, interpreter."""
+        return self.root / "code.json"
+
+    @property
+    def submission_script(self) -> Path:
+        return self.root / "submission.sh"
+
+    @property
+    def submission(self) -> Path:
+        """Job id and where it was submitted."""
+        return self.root / "submission.json"
+
+    @property
+    def steps(self) -> Path:
+        return self.root / "steps.jsonl"
+
+    @property
+    def attempts(self) -> Path:
+        return self.root / "attempts"
+
+    def attempt(self, number: int) -> Path:
+        return self.attempts / f"{number}.json"
+
+    def failure(self, number: int) -> Path:
+        """Written by the first rank that fails in attempt ``number``; created exclusively."""
+        return self.attempts / f"{number}.failure.json"
+
+    @property
+    def nodes(self) -> Path:
+        return self.root / "nodes"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank}.log"
+
+    @property
+    def submitit(self) -> Path:
+        """submitit's pickles and, for local runs, the ranks' output."""
+        return self.logs / "submitit"

@@ -1,0 +1,96 @@
+"""Reading a run folder back: configuration, plan, records."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from hpctrain.config.build import build_config
+from hpctrain.config.schema import Config
+from hpctrain.errors import RecordError
+from hpctrain.plan.run_plan import RunPlan
+from hpctrain.record.files import parse_record, read_record
+from hpctrain.record.paths import RunPaths
+from hpctrain.record.schema import AttemptRecord, StepRecord, SubmissionRecord
+
+
+def read_config(run: RunPaths) -> Config:
+    """The frozen configuration of a run."""
+    try:
+        return build_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise RecordError(f"{run.config}: {error.strerror}; is {run.root} a run folder of hpctrain?") from error
+
+
+def read_plan(run: RunPaths) -> RunPlan:
+    return read_record(run.plan, RunPlan)
+
+
+def read_submission(run: RunPaths) -> SubmissionRecord:
+    return read_record(run.submission, SubmissionRecord)
+
+
+def read_attempts(run: RunPaths) -> list[AttemptRecord]:
+    """All starts of the run in order; a failure that a rank wrote down counts before the end marker is there."""
+    numbers = sorted(int(path.stem) for path in run.attempts.glob("*.json") if path.stem.isdigit())
+    attempts = []
+    for number in numbers:
+        attempt = read_record(run.attempt(number), AttemptRecord)
+        if attempt.state == "running" and run.failure(number).exists():
+            attempt = with_failure(attempt, read_record(run.failure(number), AttemptRecord))
+        attempts.append(attempt)
+    return attempts
+
+
+def with_failure(started: AttemptRecord, failure: AttemptRecord) -> AttemptRecord:
+    """The failing rank knows why it ended; who took part is known from the start record."""
+    return dataclasses.replace(
+        started,
+        state="failed",
+        ended_at_s=failure.ended_at_s,
+        end_reason=failure.end_reason,
+        exit_code=failure.exit_code,
+        message=failure.message,
+        failed_rank=failure.failed_rank,
+        failed_node=failure.failed_node,
+    )
+
+
+@dataclass
+class StepsFile:
+    """Reads ``steps.jsonl`` as it grows: each call of ``new_records`` gives the whole lines since the last."""
+
+    path: Path
+    offset: int = 0
+    damaged_lines: int = 0
+    """Whole lines that are no step record of this schema."""
+
+    def new_records(self) -> Iterator[StepRecord]:
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as stream:
+            stream.seek(self.offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    break
+                self.offset += len(line)
+                try:
+                    yield parse_record(json.loads(line), StepRecord, f"{self.path}")
+                except (ValueError, RecordError):
+                    self.damaged_lines += 1
+
+
+def find_runs(root: Path) -> list[RunPaths]:
+    """All run folders at ``root`` or below it, oldest name first; a folder is a run if it holds ``plan.json``.
+
+    Raises:
+        RecordError: there is no such folder.
+    """
+    if not root.is_dir():
+        raise RecordError(f"{root}: no such folder; runs are kept in run.root (default: runs)")
+    return [RunPaths(path.parent) for path in sorted(root.rglob("plan.json"))]

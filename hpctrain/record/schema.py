@@ -1,0 +1,101 @@
+"""What is written into a run folder, field by field. Readers accept exactly ``SCHEMA_VERSION``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+SCHEMA_VERSION = 1
+
+AttemptState = Literal["running", "completed", "failed"]
+EndReason = Literal[
+    "completed",
+    "exception",
+    "out_of_memory",
+    "non_finite_loss",
+    "world_size_mismatch",
+    "bad_environment",
+    "bad_data",
+    "signal",
+    "killed",
+    "launch_failed",
+    "no_end_marker",
+]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step, a line of ``steps.jsonl``, written by rank 0."""
+
+    schema_version: int
+    attempt: int
+    step: int
+    """1 for the first optimizer step of the run."""
+    time_s: float
+    """Unix time at the step's end."""
+    loss: float | None
+    """Mean over all ranks and micro-steps, nats per token; None if it was not finite."""
+    learning_rate: float
+    grad_norm: float | None
+    skipped: bool
+    """The optimizer did not update."""
+    step_time_s: float
+    data_time_s: float
+    """Part of ``step_time_s`` spent waiting for data."""
+    tokens: int
+    """Tokens of all ranks."""
+    peak_memory_bytes: int
+    """Rank 0: the GPU allocator's peak since the start, on CPU the process's peak resident size."""
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """One node of an attempt as its ranks saw it."""
+
+    name: str
+    ranks: tuple[int, ...]
+    cpus: int
+    """CPUs that the first of its ranks may run on."""
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """One start of the job: ``attempts/<n>.json``, replaced at the end."""
+
+    schema_version: int
+    attempt: int
+    job_id: str
+    state: AttemptState
+    started_at_s: float
+    """Unix time."""
+    ended_at_s: float | None = None
+    end_reason: EndReason | None = None
+    exit_code: int | None = None
+    message: str = ""
+    failed_rank: int | None = None
+    failed_node: str | None = None
+    world_size: int | None = None
+    """As measured by a collective, not as planned."""
+    nodes: tuple[NodeRecord, ...] = ()
+    master_addr: str = ""
+    master_port: int | None = None
+    setup_time_s: float | None = None
+    """From the rank's start to the first step."""
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SubmissionRecord:
+    """How the run was handed over: ``submission.json``."""
+
+    schema_version: int
+    cluster_kind: Literal["slurm", "local"]
+    job_id: str
+    """Slurm's job id (``123`` or ``123_4``), or the process id of the local controller."""
+    submitted_at_s: float
+    host: str
+    slurm_cluster: str = ""
+    slurm_conf: str = ""
+    command: tuple[str, ...] = ()
+    process_started_at_s: float | None = None
+    """Local: start time of the controller process, since process ids come back."""

@@ -1,0 +1,81 @@
+"""Units: sizes, large counts and Slurm's time forms, as text and back."""
+
+from __future__ import annotations
+
+import re
+
+GIB = 2**30
+MIB = 2**20
+TERA = 1e12
+
+_DAYS_FORM = re.compile(r"(?P<days>\d+)-(?P<hours>\d+)(:(?P<minutes>\d+))?(:(?P<seconds>\d+))?")
+_CLOCK_FORM = re.compile(r"\d+(:\d+){0,2}")
+
+
+def parse_slurm_time(text: str | int) -> int | None:
+    """Seconds of a time limit in one of Slurm's six forms; None for no limit.
+
+    The forms are ``minutes``, ``minutes:seconds``, ``hours:minutes:seconds``, ``days-hours``, ``days-hours:minutes``
+    and ``days-hours:minutes:seconds``. Source: sbatch(1), option --time; tried on Slurm 22.05.
+
+    Raises:
+        ValueError: the text is in none of these forms, or it is zero.
+
+    >>> parse_slurm_time("90"), parse_slurm_time("4:00"), parse_slurm_time("2-12"), parse_slurm_time("3-0:00")
+    (5400, 240, 216000, 259200)
+    >>> parse_slurm_time("UNLIMITED") is None
+    True
+    """
+    value = str(text).strip()
+    if value.upper() in ("UNLIMITED", "INFINITE"):
+        return None
+    if match := _DAYS_FORM.fullmatch(value):
+        days, hours, minutes, seconds = (int(match[part] or 0) for part in ("days", "hours", "minutes", "seconds"))
+    elif _CLOCK_FORM.fullmatch(value):
+        numbers = [int(part) for part in value.split(":")]
+        days = 0
+        hours, minutes, seconds = {1: (0, *numbers, 0), 2: (0, *numbers), 3: tuple(numbers)}[len(numbers)]
+    else:
+        raise ValueError(f"{value!r} is none of Slurm's time forms")
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if total <= 0:
+        raise ValueError(f"{value!r} is zero")
+    return total
+
+
+def duration_in_words(seconds: float) -> str:
+    """A duration for people: ``2 d 12 h``, ``4 min``, ``8.5 s``.
+
+    >>> duration_in_words(216000), duration_in_words(240), duration_in_words(5400), duration_in_words(8.5)
+    ('2 d 12 h', '4 min', '1 h 30 min', '8.5 s')
+    """
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    rest = round(seconds)
+    parts = []
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
+        count, rest = divmod(rest, size)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2])
+
+
+def gib(num_bytes: float) -> str:
+    """Bytes for people, in GiB, or in MiB below a tenth of one.
+
+    >>> gib(3 * 2**30), gib(5 * 2**20)
+    ('3.00 GiB', '5.0 MiB')
+    """
+    return f"{num_bytes / GIB:,.2f} GiB" if num_bytes >= 0.1 * GIB else f"{num_bytes / MIB:,.1f} MiB"
+
+
+def short_count(count: float) -> str:
+    """A large count for people.
+
+    >>> short_count(529_613_946_880), short_count(1234), short_count(12)
+    ('529.6 B', '1.234 K', '12')
+    """
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if count >= size:
+            return f"{count / size:.4g} {letter}"
+    return f"{count:g}"
