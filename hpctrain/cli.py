@@ -5,33 +5,29 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hpctrain
-from hpctrain.errors import EXIT_LAUNCH, EXIT_OK, ConfigError, HpctrainError, LaunchError, known_names_hint
+from hpctrain.errors import (
+    EXIT_LAUNCH,
+    EXIT_OK,
+    ConfigError,
+    HpctrainError,
+    LaunchError,
+    UnclearSubmissionError,
+    known_names_hint,
+)
 
 if TYPE_CHECKING:
     from hpctrain.config.compose import Point
     from hpctrain.plan.run_plan import RunPlan
     from hpctrain.record.paths import RunPaths
 
-_HYDRA_FLAGS = (
-    "--help",
-    "-h",
-    "--hydra-help",
-    "--cfg",
-    "-c",
-    "--info",
-    "-i",
-    "--shell-completion",
-    "-sc",
-    "--resolve",
-    "--package",
-    "-p",
-)
+_HYDRA_FLAGS = ("--hydra-help", "--info", "-i", "--shell-completion", "-sc")
 _EXIT_RUN_FAILED = 1
 
 
@@ -41,12 +37,17 @@ def main() -> None:
         # A C locale must not stop a name with an umlaut from being printed.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        code = run(sys.argv[1:])
+        # Under a C locale the words come with escapes for what is not ASCII; they are UTF-8 all the same.
+        code = run([os.fsencode(word).decode("utf-8", "replace") for word in sys.argv[1:]])
     except HpctrainError as error:
         print(f"hpctrain: {error}", file=sys.stderr)
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130
+    except BrokenPipeError:
+        # `plan | head`: the reader has what it wanted; without this Python complains once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_OK
     sys.exit(code)
 
 
@@ -78,6 +79,8 @@ class _ComposeWords:
     config_dirs: tuple[Path, ...]
     as_json: bool
     force: bool
+    shown_config: str
+    """``job``: print the configuration and do nothing; empty: do what the verb does."""
 
 
 def _parse_compose_words(words: Sequence[str]) -> _ComposeWords:
@@ -86,6 +89,8 @@ def _parse_compose_words(words: Sequence[str]) -> _ComposeWords:
     parser.add_argument("--config-dir", "-cd", action="append", default=[])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--force", action="store_true")
+    parser.add_argument("--cfg", "-c", choices=["job"], default="")
+    parser.add_argument("--resolve", action="store_true")  # ours is always resolved
     try:
         known, overrides = parser.parse_known_args(list(words))
     except argparse.ArgumentError as error:
@@ -97,7 +102,7 @@ def _parse_compose_words(words: Sequence[str]) -> _ComposeWords:
     for folder in dirs:
         if not folder.is_dir():
             raise ConfigError(f"--config-dir {folder}: no such folder")
-    return _ComposeWords(tuple(overrides), known.multirun, dirs, known.json, known.force)
+    return _ComposeWords(tuple(overrides), known.multirun, dirs, known.json, known.force, known.cfg)
 
 
 def _planned(words: _ComposeWords) -> list[tuple[Point, RunPlan]]:
@@ -109,12 +114,14 @@ def _planned(words: _ComposeWords) -> list[tuple[Point, RunPlan]]:
 
 
 def _plan(words: Sequence[str]) -> int:
-    if any(word in _HYDRA_FLAGS for word in words):
-        return _hydra_answers(words)
+    if (code := _answer_flag(words)) is not None:
+        return code
     from hpctrain.launch.interpreter import interpreter
     from hpctrain.plan.render import render_plan
 
     parsed = _parse_compose_words(words)
+    if parsed.shown_config:
+        return _print_config(parsed)
     plans = [plan for _, plan in _planned(parsed)]
     if parsed.as_json:
         print(plans[0].to_json() if not parsed.multirun else _json_list(plans), end="")
@@ -124,21 +131,33 @@ def _plan(words: Sequence[str]) -> int:
     return ConfigError(problems).exit_code if problems else EXIT_OK
 
 
+def _print_config(parsed: _ComposeWords) -> int:
+    """Hydra's ``--cfg job``, with every key of the schema in it."""
+    from hpctrain.config.compose import compose_points
+    from hpctrain.record.frozen_config import config_text
+
+    points = compose_points(parsed.overrides, parsed.multirun, parsed.config_dirs)
+    print("---\n".join(config_text(point.config) for point in points), end="")
+    return EXIT_OK
+
+
 def _json_list(plans: list[RunPlan]) -> str:
     return json.dumps([json.loads(plan.to_json()) for plan in plans], indent=2) + "\n"
 
 
 def _submit(words: Sequence[str]) -> int:
-    if any(word in _HYDRA_FLAGS for word in words):
-        return _hydra_answers(words)
+    if (code := _answer_flag(words)) is not None:
+        return code
     from hpctrain.launch.interpreter import interpreter
-    from hpctrain.launch.run_folder import check_run_root
+    from hpctrain.launch.preflight import check_data, check_run_root, check_slurm_is_here
 
     parsed = _parse_compose_words(words)
+    if parsed.shown_config:
+        return _print_config(parsed)
     planned = _planned(parsed)
     _refuse_problems(planned, parsed.force)
-    from hpctrain.launch.submit import check_slurm_is_here
-
+    for point, _ in planned:
+        check_data(point.config.data)
     if any(plan.cluster_kind == "slurm" for _, plan in planned):
         check_slurm_is_here()
     root = check_run_root(planned[0][0].config.run.root)
@@ -161,12 +180,14 @@ def _refuse_problems(planned: list[tuple[Point, RunPlan]], force: bool) -> None:
 def _submit_one(point: Point, plan: RunPlan, root: Path, python: str) -> int:
     from hpctrain.launch.run_folder import create_run_folder, remove_run_folder
     from hpctrain.launch.submit import submit
+    from hpctrain.plan.render import render_notes
 
-    for assumption in plan.assumptions:
-        print(f"note: {assumption}")
+    print("\n".join(render_notes(plan)))
     run_paths = create_run_folder(root, point, plan, python)
     try:
         submission = submit(run_paths, plan, point.config.cluster)
+    except UnclearSubmissionError:
+        raise
     except LaunchError:
         remove_run_folder(run_paths)
         raise
@@ -214,14 +235,30 @@ def _submit_sweep(planned: list[tuple[Point, RunPlan]], root: Path, python: str)
     return EXIT_OK if all(point.state == "submitted" for point in manifest.points) else EXIT_LAUNCH
 
 
+def _answer_flag(words: Sequence[str]) -> int | None:
+    """Answers a question about the program or the configuration; None if the words ask none."""
+    if any(word in ("--help", "-h") for word in words):
+        from hpctrain.help_text import help_text
+
+        print(help_text())
+        return EXIT_OK
+    if any(word in _HYDRA_FLAGS for word in words):
+        return _hydra_answers(words)
+    return None
+
+
 def _hydra_answers(words: Sequence[str]) -> int:
-    """Hydra's own flags (--help, --cfg, --info, --shell-completion), answered by Hydra on our configuration."""
+    """Hydra's own questions (--info, --hydra-help, --shell-completion, --cfg hydra), answered by Hydra."""
     import hydra
+    from hydra.errors import HydraException
 
     from hpctrain.config.compose import CONFIG_NAME, config_dir
 
     sys.argv = [sys.argv[0], *words]
-    hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=CONFIG_NAME)(lambda config: None)()
+    try:
+        hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=CONFIG_NAME)(lambda config: None)()
+    except HydraException as error:
+        raise ConfigError(str(error)) from None
     return EXIT_OK
 
 

@@ -52,6 +52,10 @@ class LaunchError(HpctrainError):
     exit_code = EXIT_LAUNCH
 
 
+class UnclearSubmissionError(LaunchError):
+    """sbatch took the request and its answer cannot be read: the job may exist, so its run folder must stay."""
+
+
 class RecordError(HpctrainError):
     """A run folder, or a file in it, that cannot be read as what it should be."""
 

@@ -74,6 +74,10 @@ class Frames:
     problems: tuple[str, ...] = ()
     """Places in which no run was found."""
 
+    def steps_of(self, folder: str) -> pd.DataFrame:
+        """The marked steps of one run."""
+        return self.steps[self.steps["folder"] == folder]
+
 
 def load_frames(roots: Iterable[Path]) -> Frames:
     """All runs at or below the roots, each once; a root without runs is listed in ``problems``."""
@@ -142,6 +146,12 @@ def build_frames(runs: Sequence[RunData], problems: Sequence[str] = ()) -> Frame
         attempts=_frame(attempts, ATTEMPT_DTYPES),
         problems=tuple(problems),
     )
+
+
+def run_summaries(runs: pd.DataFrame) -> list[RunSummary]:
+    """The rows of a frame ``runs``, or of a part of it, as they were before they became a frame."""
+    rows: list[dict[Any, Any]] = runs.astype(object).where(runs.notna(), None).to_dict("records")
+    return [RunSummary(**row) for row in rows]
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], dtypes: dict[str, str]) -> pd.DataFrame:

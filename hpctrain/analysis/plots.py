@@ -6,6 +6,7 @@ and Ito (2008), which colour-blind readers tell apart; kinds of points also diff
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +16,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.typing import LegendLocType, RcKeyType
 
 from hpctrain.analysis.scaling import Scaling
-from hpctrain.analysis.summary import FLOP_CONVENTIONS, RunSummary
+from hpctrain.analysis.summary import RunSummary, rank_word
 from hpctrain.units import GIB, short_count
 
 BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, BLACK = (
@@ -28,7 +30,7 @@ _SERIES_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 _SERIES_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _CONVENTION_STYLE = {"model": ("o", BLUE), "hardware": ("s", GREEN), "megatron": ("D", VERMILLION)}
 
-STYLE: dict[str, Any] = {
+STYLE: dict[RcKeyType, Any] = {
     "font.size": 8,
     "axes.titlesize": 8.5,
     "axes.titleweight": "bold",
@@ -47,11 +49,6 @@ STYLE: dict[str, Any] = {
 }
 
 
-def rank_word(device: str | None) -> str:
-    """What «per GPU» is called on this device."""
-    return "rank" if device == "cpu" else "GPU"
-
-
 def plot_run(summary: RunSummary, steps: pd.DataFrame) -> Figure:
     """One run on one page: loss, step time, throughput and memory over the steps.
 
@@ -60,10 +57,17 @@ def plot_run(summary: RunSummary, steps: pd.DataFrame) -> Figure:
         steps: its marked steps, see ``steady.mark_steps``.
     """
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 5.4))
-        axes = figure.subplots(2, 2, gridspec_kw={"hspace": 0.42, "wspace": 0.26})
-        figure.subplots_adjust(left=0.085, right=0.985, bottom=0.085, top=0.79)
-        _draw_run_header(figure, summary)
+        figure = Figure(figsize=(7.2, 6.2))
+        axes = figure.subplots(2, 2, gridspec_kw={"hspace": 0.42, "wspace": 0.27})
+        header = [(text, BLACK) for text in _plan_texts(summary)]
+        header += [(text, BLUE if summary.valid else VERMILLION) for text in _result_texts(summary)]
+        top = 0.935
+        figure.text(0.012, 0.98, f"{summary.run} (1 run)", size=11, weight="bold", va="top")
+        for text, colour in header:
+            for line in textwrap.wrap(text, 105, max_lines=2, placeholder=" …"):
+                figure.text(0.012, top, line, va="top", color=colour)
+                top -= 0.027
+        figure.subplots_adjust(left=0.095, right=0.985, bottom=0.075, top=top - 0.045)
         for axis, title, unit in (
             (axes[0, 0], "Loss", "loss (nats per token)"),
             (axes[0, 1], "Step time", "time of one step (s)"),
@@ -83,46 +87,30 @@ def plot_run(summary: RunSummary, steps: pd.DataFrame) -> Figure:
         return figure
 
 
-def _draw_run_header(figure: Figure, summary: RunSummary) -> None:
-    figure.text(0.012, 0.975, f"{summary.run} (1 run)", size=11, weight="bold", va="top")
+def _plan_texts(summary: RunSummary) -> list[str]:
+    """What the run was."""
     if summary.model is None:
-        figure.text(0.012, 0.925, summary.reason, va="top", color=VERMILLION, wrap=True)
-        return
-    word = rank_word(summary.device)
-    figure.text(
-        0.012,
-        0.925,
-        f"{summary.model} ({short_count(summary.num_parameters or 0)} parameters) on {summary.hardware},"
-        f" {summary.gpus} {word}s on {summary.nodes} node(s), {summary.precision}, {summary.parallelism},"
-        f" checkpointing {summary.activation_checkpointing}\n"
-        f"micro batch {summary.micro_batch_size} x {summary.gpus} {word}s x accumulation"
-        f" {summary.gradient_accumulation_steps} = {summary.global_batch_size} sequences of {summary.seq_len} tokens",
-        va="top",
-        linespacing=1.4,
-    )
-    line = _speed_line(summary, word)
-    if summary.valid:
-        figure.text(0.012, 0.855, line, va="top", color=BLUE, weight="bold")
-    else:
-        text = f"{line}\nnot for comparison: {summary.reason}" if line else f"not for comparison: {summary.reason}"
-        figure.text(0.012, 0.855, _shortened(text), va="top", color=VERMILLION, linespacing=1.3)
+        return []
+    ranks = f"{summary.gpus} {rank_word(summary.device)}s"
+    return [
+        f"{summary.model} ({short_count(summary.num_parameters or 0)} parameters) on {summary.hardware}, {ranks} on"
+        f" {summary.nodes} node(s), {summary.precision}, {summary.parallelism},"
+        f" checkpointing {summary.activation_checkpointing}",
+        f"micro batch {summary.micro_batch_size} x {ranks} x accumulation {summary.gradient_accumulation_steps} ="
+        f" {summary.global_batch_size} sequences of {summary.seq_len} tokens",
+    ]
 
 
-def _speed_line(summary: RunSummary, word: str) -> str:
-    if summary.step_time_s is None or summary.tokens_per_s is None:
-        return ""
-    parts = [f"median step {summary.step_time_s:.4g} s", f"{summary.tokens_per_s:,.0f} tokens/s"]
-    rates = (summary.model_tflops_per_gpu, summary.hardware_tflops_per_gpu, summary.megatron_tflops_per_gpu)
-    stated = [f"{rate:.3g} {name}" for name, rate in zip(FLOP_CONVENTIONS, rates, strict=True) if rate is not None]
-    if stated:
-        parts.append(f"TFLOP/s per {word}: {', '.join(stated)}")
-    if summary.mfu is not None:
-        parts.append(f"MFU {summary.mfu:.1%}")
-    return "   ".join(parts)
-
-
-def _shortened(text: str, width: int = 150) -> str:
-    return "\n".join(line if len(line) <= width else line[: width - 1] + "…" for line in text.splitlines())
+def _result_texts(summary: RunSummary) -> list[str]:
+    """What was measured, and why it may not be compared."""
+    texts = []
+    if summary.step_time_s is not None and summary.tokens_per_s is not None:
+        texts.append(f"median step {summary.step_time_s:.4g} s, {summary.tokens_per_s:,.0f} tokens/s")
+    rates = [f"{rate:.3g} {name}" for name, rate in summary.tflops_per_gpu.items() if rate is not None]
+    if rates:
+        mfu = "" if summary.mfu is None else f"; MFU {summary.mfu:.1%}"
+        texts.append(f"TFLOP/s per {rank_word(summary.device)} by FLOP count: {', '.join(rates)}{mfu}")
+    return texts if summary.valid else [*texts, f"not for comparison: {summary.reason}"]
 
 
 def _draw_loss(axis: Axes, steps: pd.DataFrame) -> None:
@@ -131,12 +119,25 @@ def _draw_loss(axis: Axes, steps: pd.DataFrame) -> None:
         for _, part in undone.groupby("attempt"):
             axis.plot(part["step"], part["loss"], color=GREY, lw=0.8, zorder=1)
         axis.plot([], [], color=GREY, lw=0.8, label="undone by a restart")
-    axis.plot(curve["step"], curve["loss"], color=BLUE, marker="o" if len(curve) < 40 else "", ms=2.5, label="mean of all ranks")
+    axis.plot(
+        curve["step"],
+        curve["loss"],
+        color=BLUE,
+        marker="o" if len(curve) < 40 else "",
+        ms=2.5,
+        label="mean of all ranks",
+    )
     dead = curve[curve["dead"]]
     if len(dead):
-        at_bottom = {"transform": axis.get_xaxis_transform(), "clip_on": False}
         axis.plot(
-            dead["step"], np.zeros(len(dead)), "x", color=VERMILLION, ms=4, label="no update or no finite loss", **at_bottom
+            dead["step"],
+            np.zeros(len(dead)),
+            "x",
+            color=VERMILLION,
+            ms=4,
+            label="no update or no finite loss",
+            transform=axis.get_xaxis_transform(),
+            clip_on=False,
         )
     starts = curve.groupby("attempt")["step"].min()
     for attempt, step in list(starts.items())[1:]:
@@ -151,37 +152,40 @@ def _draw_loss(axis: Axes, steps: pd.DataFrame) -> None:
             size=6.5,
             color="#555555",
         )
-    axis.legend(loc="best")
+    _boxed_legend(axis, "best")
 
 
 def _draw_step_time(axis: Axes, summary: RunSummary, steps: pd.DataFrame) -> None:
     curve = steps[~steps["superseded"]]
     steady, other = curve[curve["steady"]], curve[~curve["steady"]]
     top = _axis_top(curve, steady)
-    _draw_points(axis, other, "step_time_s", top, color=GREY, marker="o", mfc="white", label="warm-up or dead, not counted")
+    _draw_points(
+        axis, other, "step_time_s", top, color=GREY, marker="o", mfc="white", label="warm-up or dead: not counted"
+    )
     _draw_points(axis, steady, "step_time_s", top, color=BLUE, marker="o", label="steady")
-    _draw_points(axis, curve, "data_time_s", top, color=ORANGE, marker=".", label="of it, waiting for data")
+    _draw_points(axis, curve, "data_time_s", top, color=ORANGE, marker=".", label="waiting for data")
     if summary.step_time_s is not None:
         interval = ""
         if summary.step_time_low_s is not None and summary.step_time_high_s is not None:
             axis.axhspan(summary.step_time_low_s, summary.step_time_high_s, color=SKY, alpha=0.4, lw=0)
             interval = f" [{summary.step_time_low_s:.4g}, {summary.step_time_high_s:.4g}]"
         label = f"median {summary.step_time_s:.4g} s{interval}"
-        axis.axhline(summary.step_time_s, color=BLACK, lw=0.9, label=label)
+        axis.axhline(summary.step_time_s, color=BLACK, lw=0.9, zorder=1, label=label)
     axis.set_ylim(0, top)
-    axis.legend(loc="center right", bbox_to_anchor=(1, 0.4))
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    _boxed_legend(axis, "upper right")
 
 
 def _axis_top(curve: pd.DataFrame, steady: pd.DataFrame) -> float:
-    """Upper end of the time axis: steady steps fill most of it, what is far slower is drawn at the edge."""
-    times = curve["step_time_s"].where(np.isfinite(curve["step_time_s"])).dropna()
-    slowest = float(times.max()) if len(times) else 1.0
-    if steady.empty:
-        return 1.1 * slowest or 1.0
-    return min(1.1 * slowest, 2.5 * float(steady["step_time_s"].quantile(0.99)))
+    """Upper end of the time axis: steady steps lie below its half and the legend above; slower ones go to the edge."""
+    rows = curve if steady.empty else steady
+    times = rows["step_time_s"].where(np.isfinite(rows["step_time_s"])).fillna(0)
+    return 2.2 * float(times.quantile(0.99)) or 1.0
 
 
-def _draw_points(axis: Axes, rows: pd.DataFrame, column: str, top: float, *, color: str, label: str, **style: Any) -> None:
+def _draw_points(
+    axis: Axes, rows: pd.DataFrame, column: str, top: float, *, color: str, label: str, **style: Any
+) -> None:
     """Points, and at the upper edge a triangle for each that lies above it."""
     if rows.empty:
         return
@@ -198,7 +202,7 @@ def _draw_points(axis: Axes, rows: pd.DataFrame, column: str, top: float, *, col
             ms=5,
             color=color,
             clip_on=False,
-            label=f"above the axis ({len(above)}, up to {slowest:.3g} s)",
+            label=f"above the axis: {len(above)}, up to {slowest:.3g} s",
         )
 
 
@@ -207,15 +211,26 @@ def _draw_throughput(axis: Axes, summary: RunSummary, steps: pd.DataFrame) -> No
     steady, other = curve[curve["steady"]], curve[~curve["steady"]]
     for rows, colour, face, label in ((other, GREY, "white", "not counted"), (steady, BLUE, BLUE, "steady")):
         axis.plot(
-            rows["step"], rows["tokens"] / rows["step_time_s"], ls="", marker="o", ms=3, color=colour, mfc=face, label=label
+            rows["step"],
+            rows["tokens"] / rows["step_time_s"],
+            ls="",
+            marker="o",
+            ms=3,
+            color=colour,
+            mfc=face,
+            label=label,
         )
     if summary.tokens_per_s is not None:
         axis.axhline(
-            summary.tokens_per_s, color=BLACK, lw=0.9, label=f"from the median step: {summary.tokens_per_s:,.0f} tokens/s"
+            summary.tokens_per_s,
+            color=BLACK,
+            lw=0.9,
+            zorder=1,
+            label=f"from the median step: {summary.tokens_per_s:,.0f} tokens/s",
         )
     axis.set_ylim(bottom=0)
     axis.yaxis.set_major_formatter(lambda value, _: short_count(value).replace(" ", ""))
-    axis.legend(loc="lower right")
+    _boxed_legend(axis, "lower right")
 
 
 def _draw_memory(axis: Axes, summary: RunSummary, steps: pd.DataFrame) -> None:
@@ -229,8 +244,8 @@ def _draw_memory(axis: Axes, summary: RunSummary, steps: pd.DataFrame) -> None:
     if summary.memory_capacity_bytes is not None:
         capacity = summary.memory_capacity_bytes / GIB
         axis.axhline(capacity, color=BLACK, ls=":", label=f"capacity of the GPU: {capacity:.3g} GiB")
-    axis.set_ylim(0, 1.3 * axis.get_ylim()[1])
-    axis.legend(loc="upper right")
+    axis.set_ylim(0, 1.5 * axis.get_ylim()[1])
+    _boxed_legend(axis, "upper right")
 
 
 def plot_tflops(runs: pd.DataFrame, published: pd.DataFrame | None = None) -> Figure:
@@ -244,12 +259,14 @@ def plot_tflops(runs: pd.DataFrame, published: pd.DataFrame | None = None) -> Fi
     theirs = published[published["megatron_tflops_per_gpu"].notna()] if published is not None else runs.iloc[:0]
     rows = max(1, len(ours)), len(theirs)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 1.6 + 0.24 * sum(rows) + (0.5 if rows[1] else 0)), layout="constrained")
+        figure = Figure(figsize=(7.2, 1.7 + 0.24 * sum(rows) + (0.6 if rows[1] else 0)), layout="constrained")
         ratios = [count + 1.2 for count in rows if count]
         axes = figure.subplots(len(ratios), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": ratios})[:, 0]
         _draw_own_tflops(axes[0], ours, len(runs))
         if rows[1]:
             _draw_published_tflops(axes[1], theirs)
+        if len(ours) or len(theirs):
+            figure.legend(loc="outside lower center", ncols=3)
         word = "/".join(dict.fromkeys(rank_word(device) for device in ours["device"])) or "GPU"
         axes[-1].set_xlabel(f"TFLOP/s per {word} (1e12 FLOP/s), median over the steady steps of a run")
         drawn = [value for axis in axes for line in axis.lines for value in np.asarray(line.get_xdata(), dtype=float)]
@@ -263,7 +280,7 @@ def plot_tflops(runs: pd.DataFrame, published: pd.DataFrame | None = None) -> Fi
 def _draw_own_tflops(axis: Axes, ours: pd.DataFrame, num_runs: int) -> None:
     left_out = f", {num_runs - len(ours)} left out as not valid" if num_runs > len(ours) else ""
     models, hardware = _names(ours["model"]), _names(ours["hardware"])
-    axis.set_title(f"{models} on {hardware}: {len(ours)} run(s){left_out}\nFLOPs as model, hardware and Megatron count")
+    axis.set_title(f"{models} on {hardware}\n{len(ours)} run(s){left_out}\nmodel, hardware and Megatron FLOPs")
     if ours.empty:
         _write_message(axis, "no valid run to show")
         return
@@ -276,72 +293,95 @@ def _draw_own_tflops(axis: Axes, ours: pd.DataFrame, num_runs: int) -> None:
         axis.plot(values, positions, ls="", marker=marker, ms=size, color=colour, mfc=face, label=f"{name} FLOPs")
     peaks = ours["peak_tflops_per_gpu"].to_numpy(dtype=float, na_value=np.nan)
     if np.isfinite(peaks).any():
-        axis.plot(peaks[np.isfinite(peaks)], positions[np.isfinite(peaks)], "|", color=BLACK, ms=9, label="peak of the hardware")
-    _name_rows(axis, [f"{run} ({gpus} {rank_word(device)}s)" for run, gpus, device in _rows(ours, "run", "gpus", "device")])
-    axis.legend(loc="upper left", bbox_to_anchor=(1, 1))
+        axis.plot(
+            peaks[np.isfinite(peaks)],
+            positions[np.isfinite(peaks)],
+            "|",
+            color=BLACK,
+            ms=9,
+            label="peak of the hardware",
+        )
+    _name_rows(
+        axis, [f"{run} ({gpus} {rank_word(device)}s)" for run, gpus, device in _rows(ours, "run", "gpus", "device")]
+    )
 
 
 def _draw_published_tflops(axis: Axes, theirs: pd.DataFrame) -> None:
     sources, hardware = _names(theirs["source"]), _names(theirs["hardware"])
-    axis.set_title(f"Published: {sources}, {hardware}: {len(theirs)} point(s)\nFLOPs as Megatron counts, full recomputation included")
+    axis.set_title(
+        f"Published: {sources}\n{len(theirs)} point(s) on {hardware}\nMegatron FLOPs, full recomputation counted"
+    )
     positions = np.arange(len(theirs))
     values = theirs["megatron_tflops_per_gpu"].to_numpy(dtype=float)
     errors = theirs["tflops_error"].to_numpy(dtype=float, na_value=0.0)
     exact = (theirs["evidence"] != "DIGITISED").to_numpy(dtype=bool)
-    for chosen, face, label in ((exact, BLACK, "printed"), (~exact, "none", "digitised")):
+    for chosen, face, label in ((exact, BLACK, "published, printed"), (~exact, "none", "published, digitised")):
         if chosen.any():
             axis.errorbar(
                 values[chosen], positions[chosen], xerr=errors[chosen], fmt="*", ms=7, color=BLACK, mfc=face, elinewidth=0.8,
                 label=label,
             )  # fmt: skip
     _name_rows(axis, theirs["run"].tolist())
-    axis.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def plot_scaling(ours: Scaling, published: Scaling | None = None) -> Figure:
     """Efficiency over GPUs and nodes, the ideal as a line at 100 %: our runs, and published results beside them."""
-    panels = [(ours, "Own runs", "-")] + ([(published, "Published", "--")] if published is not None else [])
+    panels = [(ours, "Own runs", "run(s)", "-")]
+    if published is not None:
+        panels.append((published, "Published", "point(s)", "--"))
+    num_labels = max(1 + scaling.points["group"].nunique() for scaling, *_ in panels)
+    below, above = 0.62 + 0.16 * num_labels, 0.78
+    height = below + 2.6 + above
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 4.3) if len(panels) > 1 else (4.6, 4.3), layout="constrained")
+        figure = Figure(figsize=(3.6 * len(panels) + 0.4, height))
         axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for axis, (scaling, owner, line_style) in zip(axes, panels, strict=True):
-            _draw_scaling(axis, scaling, owner, line_style)
-        axes[0].set_ylabel("scaling efficiency (%), from tokens per second")
-        top = max([100.0, *(value for axis in axes for line in axis.lines for value in np.asarray(line.get_ydata(), dtype=float))])
-        axes[0].set_ylim(0, 1.08 * top)
+        figure.subplots_adjust(
+            left=0.55 / figure.get_figwidth(), right=0.985, bottom=below / height, top=1 - above / height, wspace=0.06
+        )
+        for axis, (scaling, owner, unit, line_style) in zip(axes, panels, strict=True):
+            _draw_scaling(axis, scaling, owner, unit, line_style)
+            axis.legend(loc="upper left", bbox_to_anchor=(0, -0.48 / 2.6))
+        axes[0].set_ylabel("scaling efficiency (%), from tokens/s")
+        drawn = [value for axis in axes for line in axis.lines for value in np.asarray(line.get_ydata(), dtype=float)]
+        axes[0].set_ylim(0, 1.08 * max(drawn))
         return figure
 
 
-def _draw_scaling(axis: Axes, scaling: Scaling, owner: str, line_style: str) -> None:
+def _draw_scaling(axis: Axes, scaling: Scaling, owner: str, unit: str, line_style: str) -> None:
     points = scaling.points[scaling.points["efficiency"].notna()]
-    num_runs = int(points["num_runs"].sum())
     batch = "same global batch" if scaling.kind == "strong" else "same batch per GPU"
-    models, hardware = _names(points["model"]), _names(points["hardware"])
-    axis.set_title(f"{owner}: {scaling.kind} scaling ({batch})\n{models}\n{hardware}\n{num_runs} run(s), no FLOP count enters")
+    title = f"{owner}: {scaling.kind} scaling, {batch}"
     axis.set_xlabel("GPUs (nodes)")
     axis.axhline(100, color=BLACK, lw=0.9, ls=":", label="ideal")
     if points.empty:
-        _write_message(axis, "\n".join(scaling.messages[:4]) or "no run to compare")
+        axis.set_title(title)
+        axis.set_xticks([])
+        _write_message(axis, textwrap.fill("; ".join(scaling.messages[:3]) or "no run to compare", 44))
         return
+    axis.set_title(
+        f"{title}\n{_names(points['model'])}\n{_names(points['hardware'])}\n"
+        f"{points['num_runs'].sum()} {unit}, no FLOP count enters"
+    )
     for number, (label, group) in enumerate(points.groupby("group", sort=False)):
+        # The marker moves on by one with each round of the colours, so that no two of 49 series look alike.
+        lap = number // len(_SERIES_COLOURS)
         axis.plot(
             group["gpus"].to_numpy(dtype=float),
             100 * group["efficiency"].to_numpy(dtype=float),
             ls=line_style,
-            marker=_SERIES_MARKERS[number % len(_SERIES_MARKERS)],
+            marker=_SERIES_MARKERS[(number + lap) % len(_SERIES_MARKERS)],
             ms=5,
             color=_SERIES_COLOURS[number % len(_SERIES_COLOURS)],
-            label=f"{label} (base {group['base_gpus'].iloc[0]})",
+            label=f"{label} (base {group['base_gpus'].iloc[0]} GPUs)",
         )
     _name_sizes(axis, points)
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=1)
 
 
 def _name_sizes(axis: Axes, points: pd.DataFrame) -> None:
     """A logarithmic axis with one tick a size, GPUs above nodes."""
-    nodes = {gpus: sorted(set(part["nodes"])) for gpus, part in points.groupby("gpus")}
+    nodes = {int(gpus): sorted(set(points.loc[points["gpus"] == gpus, "nodes"])) for gpus in points["gpus"].unique()}
     axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_locator(FixedLocator([float(gpus) for gpus in nodes]))
+    axis.xaxis.set_major_locator(FixedLocator(list(nodes)))
     axis.xaxis.set_major_formatter(FixedFormatter([f"{g}\n({', '.join(map(str, n))})" for g, n in nodes.items()]))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_minor_formatter(NullFormatter())
@@ -367,5 +407,10 @@ def _names(values: pd.Series) -> str:
     return ", ".join(names[:3]) + more or "none"
 
 
+def _boxed_legend(axis: Axes, place: LegendLocType) -> None:
+    """A legend on white, so that points behind it do not mix with its text."""
+    axis.legend(loc=place, frameon=True, framealpha=0.9, edgecolor="none", borderpad=0.2)
+
+
 def _write_message(axis: Axes, text: str) -> None:
-    axis.text(0.5, 0.5, text, transform=axis.transAxes, ha="center", va="center", color="#555555", wrap=True)
+    axis.text(0.5, 0.5, text, transform=axis.transAxes, ha="center", va="center", color="#555555")

@@ -10,16 +10,12 @@ from hpctrain.errors import RecordError
 
 PUBLISHED_DIR = Path(__file__).resolve().parents[2] / "analysis" / "published"
 
-_TEXT = (
-    "source ref model gpu offload_optimizer offload_param activation_ckpt precision tflops_convention notes".split()
-)
+_TEXT = "source ref model gpu offload_optimizer offload_param activation_ckpt precision tflops_convention notes".split()
 _COUNTS = (
     "layers hidden heads kv_heads ffn_hidden vocab seq_len num_gpus nodes tp pp cp_sp dp zero_stage"
     " micro_batch_per_gpu global_batch".split()
 )
-_NUMBERS = (
-    "params_b gpu_mem_gb tflops_per_gpu mfu hfu tokens_per_s_per_gpu step_time_s peak_mem_gb max_model_b".split()
-)
+_NUMBERS = "params_b gpu_mem_gb tflops_per_gpu mfu hfu tokens_per_s_per_gpu step_time_s peak_mem_gb max_model_b".split()
 EVIDENCE = ("EXACT", "DIGITISED", "DERIVED", "RELATIVE", "QUOTED")
 """First word of ``notes``: how the figure of a row came about."""
 
@@ -71,10 +67,11 @@ def as_runs(published: pd.DataFrame) -> pd.DataFrame:
     per_micro_step = published["micro_batch_per_gpu"] * published["dp"]
     tokens_per_s = published["global_batch"] * published["seq_len"] / published["step_time_s"]
     is_megatron = published["tflops_convention"] == HARDWARE_CONVENTION
-    point = "micro batch " + published["micro_batch_per_gpu"].astype("string")
+    text = published[["num_gpus", "micro_batch_per_gpu"]].astype("string").fillna("?")
+    name = published["model"] + ", " + text["num_gpus"] + " GPUs, micro batch " + text["micro_batch_per_gpu"]
     return pd.DataFrame(
         {
-            "run": published["model"].str.cat([published["num_gpus"].astype("string") + " GPUs", point], ", ", na_rep="?"),
+            "run": name,
             "source": published["source"],
             "evidence": published["evidence"],
             "model": published["model"],

@@ -7,14 +7,13 @@ import io
 import json
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import pandas as pd
 
-from hpctrain.analysis.frames import Frames, read_run
-from hpctrain.analysis.plots import plot_run, rank_word
+from hpctrain.analysis.frames import Frames, read_run, run_summaries
+from hpctrain.analysis.plots import plot_run
 from hpctrain.analysis.scaling import KIND_KEYS, Scaling, scaling_efficiency
-from hpctrain.analysis.summary import FLOP_CONVENTIONS, RunSummary, summarise
+from hpctrain.analysis.summary import FLOP_CONVENTIONS, RunSummary, rank_word, summarise
 from hpctrain.errors import RecordError
 from hpctrain.record.files import write_text
 from hpctrain.record.paths import RunPaths
@@ -37,8 +36,9 @@ def summary_table(summary: RunSummary) -> list[tuple[str, str]]:
         ("median step time", _step_time(summary)),
         ("throughput", _throughput(summary, word)),
     ]
-    for name, rate in _rates(summary).items():
-        table.append((f"TFLOP/s per {word}, {name}", _rate(rate, name)))
+    for name, rate in summary.tflops_per_gpu.items():
+        text = _not_measured(summary) if rate is None else f"{rate:.4g} ({FLOP_CONVENTIONS[name]})"
+        table.append((f"TFLOP/s per {word}, {name}", text))
     table += [("MFU, HFU", _utilisation(summary)), ("peak memory", _memory(summary))]
     if summary.gpu_hours is not None:
         table.append(("cost", f"{summary.gpu_hours:.4g} {word}-hours in {summary.num_attempts} attempt(s)"))
@@ -64,11 +64,9 @@ def write_summary(run: RunPaths) -> RunSummary:
     summary = summarise(data)
     figure_bytes = io.BytesIO()
     plot_run(summary, data.steps).savefig(figure_bytes, format="png")
-    values = {
-        "schema_version": SUMMARY_SCHEMA_VERSION,
-        **dataclasses.asdict(summary),
-        "flop_conventions": FLOP_CONVENTIONS,
-    }
+    values = dataclasses.asdict(summary)
+    del values["folder"]  # a run folder may be moved
+    values = {"schema_version": SUMMARY_SCHEMA_VERSION, **values, "flop_conventions": FLOP_CONVENTIONS}
     figure, temporary = run.root / SUMMARY_FIGURE, run.root / f".{SUMMARY_FIGURE}.{os.getpid()}.tmp"
     try:
         temporary.write_bytes(figure_bytes.getvalue())
@@ -111,19 +109,25 @@ def render_scaling(scaling: Scaling) -> str:
 
 
 def _runs_table(runs: pd.DataFrame) -> str:
-    header = ["RUN", "MODEL", "HARDWARE", "GPUS", "NODES", "PARALLEL", "PREC", "MICRO", "GLOBAL", "SEQ", "STATE", "STEPS"]
-    header += ["STEP S", "95 %", "TOKENS/S", "TFLOP/S MODEL", "HARDWARE", "MEGATRON", "MFU %", "LOSS"]
-    rows = [_run_row(RunSummary(**values)) for values in _plain_rows(runs)]
-    note = "STEP S: median of the steady steps; TFLOP/S per GPU (on the CPU: per rank) by three FLOP counts:"
+    header = [
+        "RUN",
+        "MODEL",
+        "HARDWARE",
+        "GPUS",
+        "NODES",
+        "PARALLEL",
+        "PREC",
+        "MICRO",
+        "GLOBAL",
+        "SEQ",
+        "STATE",
+        "STEPS",
+    ]
+    header += ["STEP S", "95 %", "TOKENS/S", *(f"TF {name.upper()}" for name in FLOP_CONVENTIONS), "MFU %", "LOSS"]
+    rows = [_run_row(summary) for summary in run_summaries(runs)]
+    note = "STEP S: median of the steady steps; TF: TFLOP/s per GPU (on the CPU: per rank) by three FLOP counts:"
     counts = [f"  {name}: {meaning}" for name, meaning in FLOP_CONVENTIONS.items()]
     return "\n".join([_aligned([header, *rows]), note, *counts])
-
-
-def _plain_rows(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows as Python values, None for what is missing."""
-    return [
-        {str(name): None if pd.isna(value) else value for name, value in row.items()} for row in runs.to_dict("records")
-    ]
 
 
 def _run_row(row: RunSummary) -> list[str]:
@@ -137,7 +141,7 @@ def _run_row(row: RunSummary) -> list[str]:
         _number(row.step_time_s),
         interval or "-",
         "-" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
-        *(_number(rate) for rate in _rates(row).values()),
+        *(_number(rate) for rate in row.tflops_per_gpu.values()),
         "-" if row.mfu is None else f"{100 * row.mfu:.1f}",
         _number(row.final_loss),
     ]
@@ -149,7 +153,8 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
     right = [all(_is_number(row[column]) for row in rows[1:]) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(
-            cell.rjust(width) if flush else cell.ljust(width) for cell, width, flush in zip(row, widths, right, strict=True)
+            cell.rjust(width) if flush else cell.ljust(width)
+            for cell, width, flush in zip(row, widths, right, strict=True)
         ).rstrip()
         for row in rows
     )
@@ -161,11 +166,6 @@ def _is_number(cell: str) -> bool:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
-
-
-def _rates(summary: RunSummary) -> dict[str, float | None]:
-    rates = (summary.model_tflops_per_gpu, summary.hardware_tflops_per_gpu, summary.megatron_tflops_per_gpu)
-    return dict(zip(FLOP_CONVENTIONS, rates, strict=True))
 
 
 def _state(summary: RunSummary) -> str:
@@ -180,7 +180,7 @@ def _step_time(summary: RunSummary) -> str:
     interval = "95 % interval needs 6 steady steps"
     if summary.step_time_low_s is not None:
         interval = f"95 % interval {summary.step_time_low_s:.4g} to {summary.step_time_high_s:.4g} s"
-    return f"{summary.step_time_s:.4g} s ({interval}; {summary.num_steady_steps} steady steps)"
+    return f"{summary.step_time_s:.4g} s ({interval}; {summary.num_steady_steps} steady step(s))"
 
 
 def _throughput(summary: RunSummary, word: str) -> str:
@@ -190,20 +190,22 @@ def _throughput(summary: RunSummary, word: str) -> str:
     return text if summary.tokens_per_s_per_gpu is None else f"{text}, {summary.tokens_per_s_per_gpu:,.0f} per {word}"
 
 
-def _rate(rate: float | None, name: str) -> str:
-    return "not measured" if rate is None else f"{rate:.4g} ({FLOP_CONVENTIONS[name]})"
+def _not_measured(summary: RunSummary) -> str:
+    return "not measured" if summary.step_time_s is None else "none, see «not for comparison»"
 
 
 def _utilisation(summary: RunSummary) -> str:
     if summary.peak_tflops_per_gpu is None:
         return f"none: hardware={summary.hardware} states no peak for {summary.precision}"
     if summary.mfu is None or summary.hfu is None:
-        return "not measured"
+        return _not_measured(summary)
     return f"{summary.mfu:.1%}, {summary.hfu:.1%} of {summary.peak_tflops_per_gpu:g} TFLOP/s"
 
 
 def _memory(summary: RunSummary) -> str:
-    predicted = "" if summary.predicted_memory_bytes is None else f"; the plan predicted {gib(summary.predicted_memory_bytes)}"
+    predicted = (
+        "" if summary.predicted_memory_bytes is None else f"; the plan predicted {gib(summary.predicted_memory_bytes)}"
+    )
     if summary.peak_memory_bytes is None:
         return f"not measured{predicted}"
     measure = "resident size of rank 0's process" if summary.device == "cpu" else "rank 0's GPU allocator"

@@ -60,7 +60,8 @@ def scaling_efficiency(runs: pd.DataFrame, kind: ScalingKind, base_gpus: int | N
         base_gpus: size that all others are held against; None: the smallest of each group.
     """
     messages = [
-        f"{run}: left out, {reason}" for run, reason in runs.loc[~runs["valid"], ["run", "reason"]].itertuples(index=False)
+        f"{run}: left out, {reason}"
+        for run, reason in runs.loc[~runs["valid"], ["run", "reason"]].itertuples(index=False)
     ]
     keys = [*COMPARABLE, *KIND_KEYS[kind]]
     valid = runs[runs["valid"]]

@@ -104,6 +104,17 @@ class RunSummary:
     reason: str = ""
     """Why not."""
 
+    @property
+    def tflops_per_gpu(self) -> dict[str, float | None]:
+        """TFLOP/s a GPU by FLOP convention."""
+        rates = (self.model_tflops_per_gpu, self.hardware_tflops_per_gpu, self.megatron_tflops_per_gpu)
+        return dict(zip(FLOP_CONVENTIONS, rates, strict=True))
+
+
+def rank_word(device: str | None) -> str:
+    """What «per GPU» is called on this device."""
+    return "rank" if device == "cpu" else "GPU"
+
 
 def summarise(data: RunData) -> RunSummary:
     """The row of one run; a run that may not be compared keeps its row, with the reasons."""
@@ -152,9 +163,7 @@ def _with_planned(summary: RunSummary, plan: RunPlan) -> RunSummary:
         tokens_per_step=plan.batch.tokens_per_step,
         num_steps=plan.num_steps,
         peak_tflops_per_gpu=plan.peak_tflops_per_gpu,
-        predicted_memory_bytes=(
-            memory.gpu_bytes if on_gpu else memory.host_bytes_per_node // memory.ranks_per_node
-        ),
+        predicted_memory_bytes=(memory.gpu_bytes if on_gpu else memory.host_bytes_per_node // memory.ranks_per_node),
         memory_capacity_bytes=memory.gpu_capacity_bytes if on_gpu else None,
     )
 
@@ -202,8 +211,9 @@ def _gpu_hours(data: RunData) -> float | None:
 def _with_speeds(summary: RunSummary, data: RunData) -> RunSummary:
     """The median step time and what follows from it; as it was, if there is no steady step or no world size."""
     steady = data.steps[data.steps["steady"]]
-    if data.plan is None or summary.tokens_per_step is None or steady.empty:
+    if data.plan is None or steady.empty:
         return summary
+    tokens = data.plan.batch.tokens_per_step
     step_time = median_interval(steady["step_time_s"].tolist())
     summary = replace(
         summary,
@@ -211,7 +221,7 @@ def _with_speeds(summary: RunSummary, data: RunData) -> RunSummary:
         step_time_s=step_time.median,
         step_time_low_s=step_time.low,
         step_time_high_s=step_time.high,
-        tokens_per_s=summary.tokens_per_step / step_time.median,
+        tokens_per_s=tokens / step_time.median,
     )
     if summary.world_size is None:
         return summary
@@ -219,7 +229,7 @@ def _with_speeds(summary: RunSummary, data: RunData) -> RunSummary:
     peak = data.plan.peak_tflops_per_gpu
     return replace(
         summary,
-        tokens_per_s_per_gpu=summary.tokens_per_step / step_time.median / summary.world_size,
+        tokens_per_s_per_gpu=tokens / step_time.median / summary.world_size,
         model_tflops_per_gpu=tflops["model"],
         hardware_tflops_per_gpu=tflops["hardware"],
         megatron_tflops_per_gpu=tflops["megatron"],

@@ -72,19 +72,37 @@ def compose_points(words: Sequence[str], multirun: bool, extra_dirs: Sequence[Pa
 
 
 def _parse(word: str) -> Override:
+    parser = OverridesParser.create()
     try:
-        return OverridesParser.create().parse_override(word)
+        return parser.parse_override(word)
     except (OverrideParseException, HydraException) as error:
+        # Hydra's grammar knows ASCII letters only; a value that is plain but for others means itself.
+        if not word.isascii() and _parses("".join(sign if sign.isascii() else "x" for sign in word)):
+            return parser.parse_override(_quoted(word))
         raise ConfigError(_quoting_advice(word, str(error))) from None
+
+
+def _parses(word: str) -> bool:
+    try:
+        OverridesParser.create().parse_override(word)
+    except (OverrideParseException, HydraException):
+        return False
+    return True
+
+
+def _quoted(word: str) -> str:
+    """The override with its value in Hydra's double quotes."""
+    key, _, value = word.partition("=")
+    inner = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{key}="{inner}"'
 
 
 def _quoting_advice(word: str, reason: str) -> str:
     key, separator, value = word.partition("=")
     if not separator or not key:
         return f"{word}: is no override; write key=value, or one of the verbs first (see --help)"
-    inner = value.replace("\\", "\\\\").replace('"', '\\"')
-    # Single quotes for the shell, double quotes for Hydra.
-    quoted = f'{key}="{inner}"'.replace("'", "'\\''")
+    # Single quotes for the shell around Hydra's double quotes.
+    quoted = _quoted(word).replace("'", "'\\''")
     first = next((line for line in reason.splitlines() if line.strip()), reason)
     return f"{key}: {value!r} has characters that Hydra reads as grammar ({first}); type '{quoted}'"
 

@@ -13,39 +13,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import hpctrain
 from hpctrain.config.compose import Point
-from hpctrain.errors import ConfigError, Problem
+from hpctrain.config.schema import Config
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.plan.slurm_request import sbatch_script, slurm_safe_name
 from hpctrain.record.files import write_text
+from hpctrain.record.frozen_config import config_text
 from hpctrain.record.paths import RunPaths
 
 _RECORDED_PACKAGES = ("torch", "deepspeed", "hydra-core", "submitit", "numpy")
 _LONGEST_SLUG = 60
-
-
-def check_run_root(root: str) -> Path:
-    """The absolute folder that holds the runs, made if it is not there.
-
-    Raises:
-        ConfigError: it has a ``%`` or a line break (sbatch expands or splits them in output paths), or is not writable.
-    """
-    path = Path(root).expanduser().absolute()
-    if "%" in str(path) or "\n" in str(path):
-        rule = "sbatch expands % in output paths, and a line break ends a directive"
-        raise ConfigError((Problem("run.root", root, rule, "choose a folder without them"),))
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".hpctrain-{secrets.token_hex(4)}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        rule = f"the run folder cannot be written ({error.strerror}: {error.filename})"
-        raise ConfigError((Problem("run.root", root, rule, "set run.root=FOLDER to one that you may write"),)) from None
-    return path
 
 
 def create_run_folder(parent: Path, point: Point, plan: RunPlan, python: str) -> RunPaths:
@@ -58,14 +36,21 @@ def create_run_folder(parent: Path, point: Point, plan: RunPlan, python: str) ->
     run.root.mkdir()
     for folder in (run.attempts, run.nodes, run.submitit):
         folder.mkdir(parents=True)
-    values = dataclasses.asdict(point.config)
-    write_text(run.config, yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=True))
+    write_text(run.config, config_text(_with_absolute_paths(point.config)))
     write_text(run.overrides, json.dumps(list(point.overrides), ensure_ascii=False, indent=2) + "\n")
     write_text(run.plan, plan.to_json())
     write_text(run.code, json.dumps(code_record(python), indent=2) + "\n")
     if plan.cluster_kind == "slurm":
         write_text(run.submission_script, sbatch_script(plan.slurm, str(run.root), python))
     return run
+
+
+def _with_absolute_paths(config: Config) -> Config:
+    """A relative path means the folder that the run was submitted from, wherever its ranks start."""
+    if config.data.path is None:
+        return config
+    path = str(Path(config.data.path).expanduser().absolute())
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, path=path))
 
 
 def remove_run_folder(run: RunPaths) -> None:
@@ -100,12 +85,3 @@ def _git(folder: Path, *arguments: str) -> str:
         ["git", "-C", str(folder), *arguments], capture_output=True, text=True, errors="replace", check=False
     )
     return answer.stdout if answer.returncode == 0 else ""
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, which YAML can say."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value

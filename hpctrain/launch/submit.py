@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import socket
 import subprocess
 import time
@@ -20,7 +19,7 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 import hpctrain
 from hpctrain.config.schema import ClusterConfig
-from hpctrain.errors import LaunchError
+from hpctrain.errors import LaunchError, UnclearSubmissionError
 from hpctrain.launch.environment import job_environment
 from hpctrain.launch.rank_entry import run_rank
 from hpctrain.plan.run_plan import RunPlan
@@ -30,19 +29,6 @@ from hpctrain.record.schema import SCHEMA_VERSION, SubmissionRecord
 
 _PARSABLE_ANSWER = re.compile(r"^(?P<id>\d+)(;(?P<cluster>\w+))?$")
 _NO_TIME_LIMIT_MIN = 60 * 24 * 365
-
-
-def check_slurm_is_here() -> None:
-    """Asked before anything is written.
-
-    Raises:
-        LaunchError: there is no sbatch on PATH.
-    """
-    if shutil.which("sbatch") is None:
-        raise LaunchError(
-            "there is no sbatch on this machine's PATH; add cluster=local to run here,"
-            " or put the word plan first to look at the plan"
-        )
 
 
 def submit(run: RunPaths, plan: RunPlan, cluster: ClusterConfig) -> SubmissionRecord:
@@ -79,7 +65,9 @@ class _ScriptExecutor(SlurmExecutor):
             )
         matches = [match for line in answer.stdout.splitlines() if (match := _PARSABLE_ANSWER.match(line.strip()))]
         if not matches:
-            raise LaunchError(f"a job may have been submitted, but sbatch's answer holds no job id:\n{told}")
+            raise UnclearSubmissionError(
+                f"a job may have been submitted, but sbatch's answer holds no job id; the run folder stays:\n{told}"
+            )
         self.slurm_cluster = matches[-1]["cluster"] or ""
         return SlurmJob(folder=self.folder, job_id=matches[-1]["id"])
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.config.compose import Point
-from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.errors import ConfigError, LaunchError, UnclearSubmissionError
 from hpctrain.launch.run_folder import create_run_folder, remove_run_folder
 from hpctrain.launch.submit import submit
 from hpctrain.plan.run_plan import RunPlan
@@ -26,7 +26,7 @@ class SweepPoint:
     """Name of the run folder inside the sweep folder; empty: not submitted."""
     job_id: str
     state: str
-    """``submitted``, ``refused`` (by Slurm) or ``not reached``."""
+    """``submitted``, ``refused`` (by Slurm), ``unclear`` (the answer had no job id) or ``not reached``."""
     reason: str = ""
 
 
@@ -77,8 +77,11 @@ def submit_sweep(planned: Sequence[tuple[Point, RunPlan]], root: Path, python: s
         try:
             record = submit(run, plan, point.config.cluster)
         except LaunchError as error:
-            remove_run_folder(run)
-            points[index] = SweepPoint(point.overrides, "", "", "refused", str(error))
+            unclear = isinstance(error, UnclearSubmissionError)
+            if not unclear:
+                remove_run_folder(run)
+            name, state = (run.root.name, "unclear") if unclear else ("", "refused")
+            points[index] = SweepPoint(point.overrides, name, "", state, str(error))
             break
         points[index] = SweepPoint(point.overrides, run.root.name, record.job_id, "submitted")
         write_record(folder / "sweep.json", SweepManifest(SCHEMA_VERSION, tuple(points)))

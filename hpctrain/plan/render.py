@@ -15,7 +15,7 @@ UNNAMED_RUN_DIR = "RUN_DIR"
 def render_plan(plan: RunPlan, python: str, run_dir: str = UNNAMED_RUN_DIR) -> str:
     """All of the plan: assumptions first, then shapes, memory, FLOPs, batch script, DeepSpeed JSON, problems last."""
     parts = [
-        "\n".join(f"note: {assumption}" for assumption in plan.assumptions),
+        "\n".join(render_notes(plan)),
         _facts(plan),
         _memory(plan),
     ]
@@ -25,6 +25,11 @@ def render_plan(plan: RunPlan, python: str, run_dir: str = UNNAMED_RUN_DIR) -> s
     if plan.problems:
         parts.append("problems (this plan is not submitted)\n" + _indented("\n".join(map(str, plan.problems))))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def render_notes(plan: RunPlan) -> list[str]:
+    """Assumptions and warnings, a line each; the first says which hardware was assumed, if it was."""
+    return [f"note: {text}" for text in plan.assumptions] + [f"warning: {text}" for text in plan.warnings]
 
 
 def _facts(plan: RunPlan) -> str:

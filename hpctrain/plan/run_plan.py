@@ -19,7 +19,7 @@ from hpctrain.plan.flops import StepFlops, step_flops
 from hpctrain.plan.layout import Batch, Layout, resolve_batch
 from hpctrain.plan.memory import MemoryEstimate, estimate_memory
 from hpctrain.plan.model_shape import ModelShape, resolve_model_shape
-from hpctrain.plan.slurm_request import SlurmRequest, build_slurm_request
+from hpctrain.plan.slurm_request import SlurmRequest, build_slurm_request, request_warnings
 
 PLAN_SCHEMA_VERSION = 1
 
@@ -32,6 +32,8 @@ class RunPlan:
     name: str
     assumptions: tuple[str, ...]
     """What nobody stated and the plan therefore chose, one sentence each."""
+    warnings: tuple[str, ...]
+    """What is allowed and often not meant, one sentence each."""
     model: ModelShape
     num_parameters: int
     layout: Layout
@@ -90,6 +92,7 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         schema_version=PLAN_SCHEMA_VERSION,
         name=name,
         assumptions=assumptions + choice.assumptions,
+        warnings=request_warnings(config.cluster, layout),
         model=shape,
         num_parameters=shape.num_parameters,
         layout=layout,

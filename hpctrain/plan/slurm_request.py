@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hpctrain.config.schema import ClusterConfig, HardwareConfig
 from hpctrain.errors import Problem, nearest_names
 from hpctrain.plan.layout import Layout
-from hpctrain.units import parse_slurm_time
+from hpctrain.units import duration_in_words, parse_slurm_time
 
 _EXTRA_OPTIONS = frozenset(
     "acctg-freq batch bb bbf begin clusters cluster-constraint container contiguous core-spec cores-per-socket"
@@ -21,6 +21,7 @@ _EXTRA_OPTIONS = frozenset(
     " use-min-nodes wait-all-nodes wckey x11".split()
 )
 """Long options of sbatch(1) that a site may need. Source: the manual pages of Slurm 22.05 to 24.11."""
+_SHORT_LIMIT_S = 600
 _OWN_OPTIONS = frozenset(
     "nodes ntasks ntasks-per-node job-name output error open-mode time partition account qos constraint reservation"
     " nodelist exclude comment exclusive mem cpus-per-task gpus-per-node gres signal requeue export chdir array".split()
@@ -46,7 +47,8 @@ def build_slurm_request(
     job_name: str, cluster: ClusterConfig, hardware: HardwareConfig, layout: Layout, env: dict[str, str]
 ) -> tuple[SlurmRequest, tuple[Problem, ...]]:
     """The request for one run, and what is wrong with it."""
-    problems = [*_time_problems(cluster.time), *_extra_problems(cluster)]
+    gpu_option = _gpu_option(cluster, hardware)
+    problems = [*_time_problems(cluster.time), *_extra_problems(cluster), *_gpu_problems(cluster, gpu_option)]
     cpus_per_task = cluster.cpus_per_task
     if cpus_per_task is None and hardware.cpu_cores_per_node is not None:
         cpus_per_task = max(1, hardware.cpu_cores_per_node // layout.gpus_per_node)
@@ -62,7 +64,7 @@ def build_slurm_request(
         "comment": cluster.comment,
         "mem": cluster.memory_per_node,
         "exclusive": True if cluster.exclusive else None,
-        **_gpu_option(cluster, hardware),
+        **gpu_option,
         "signal": f"USR1@{cluster.signal_lead_s}",
         **{key.replace("_", "-"): value for key, value in cluster.extra.items()},
     }
@@ -100,6 +102,40 @@ def _gpu_option(cluster: ClusterConfig, hardware: HardwareConfig) -> dict[str, s
         return {}
     count = f"{cluster.gpu_type}:{hardware.gpus_per_node}" if cluster.gpu_type else str(hardware.gpus_per_node)
     return {"gres": f"gpu:{count}"} if form == "gres" else {"gpus-per-node": count}
+
+
+def _gpu_problems(cluster: ClusterConfig, gpu_option: dict[str, str]) -> list[Problem]:
+    """A second way to ask for GPUs contradicts the first."""
+    names = {key.replace("_", "-"): key for key in cluster.extra}
+    return [
+        Problem(
+            f"cluster.extra.{names[name]}",
+            str(cluster.extra[names[name]]),
+            f"--{name} contradicts --{next(iter(gpu_option))}={next(iter(gpu_option.values()))}",
+            "leave it out, or set cluster.gpu_request=none",
+        )
+        for name in ("gpus", "gpus-per-task", "gpus-per-socket")
+        if name in names and gpu_option
+    ]
+
+
+def request_warnings(cluster: ClusterConfig, layout: Layout) -> tuple[str, ...]:
+    """What is allowed and often not meant."""
+    warnings = []
+    if any(key.replace("_", "-") == "gpu-bind" for key in cluster.extra):
+        warnings.append(
+            "cluster.extra.gpu-bind hides a node's GPUs from each other: NCCL then goes through host memory"
+        )
+    try:
+        limit_s = None if cluster.time is None else parse_slurm_time(cluster.time)
+    except ValueError:  # told among the problems
+        limit_s = None
+    if limit_s is not None and limit_s < _SHORT_LIMIT_S and layout.num_nodes > 1:
+        words = duration_in_words(limit_s)
+        warnings.append(
+            f"cluster.time={cluster.time} is {words}: short for {layout.num_nodes} nodes; hours are H:MM:SS"
+        )
+    return tuple(warnings)
 
 
 def _time_problems(time: str | int | None) -> list[Problem]:
@@ -176,7 +212,7 @@ def sbatch_script(request: SlurmRequest, run_dir: str, python: str) -> str:
         *(f"#SBATCH {_directive(option)}" for option in directives),
         "",
         "unset SLURM_EXPORT_ENV SRUN_CPUS_PER_TASK SLURM_TRES_PER_TASK",
-        "export PYTHONUTF8=1 PYTHONUNBUFFERED=1",
+        "export PYTHONUTF8=1 PYTHONUNBUFFERED=1 SUBMITIT_EXECUTOR=slurm",
         *(f"export {name}={shlex.quote(value)}" for name, value in request.environment.items()),
         *request.setup,
         "",

@@ -52,7 +52,10 @@ def _reason_of(exit_code: int, ranks_met: bool) -> tuple[EndReason, str]:
     if signal_number == _SIGKILL:
         return "killed", "killed (9), probably out of memory: see the node's memory and --mem"
     if signal_number == _SIGTERM:
-        return "signal", "ended by SIGTERM: cancelled, time limit or preemption"
+        return (
+            "signal",
+            "ended by SIGTERM: cancelled, time limit, preemption, or a rank that left no word; see logs/rank-*.log",
+        )
     if not ranks_met:
         return (
             "launch_failed",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 from pathlib import Path
@@ -57,9 +56,8 @@ def read_record(path: Path, record_type: type[T]) -> T:
     return parse_record(raw, record_type, str(path))
 
 
-@functools.cache
-def _adapter(record_type: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(record_type)
+_adapters: dict[type[Any], TypeAdapter[Any]] = {}
+"""Building one takes milliseconds, a steps file has thousands of lines."""
 
 
 def parse_record(raw: Any, record_type: type[T], place: str) -> T:
@@ -68,7 +66,9 @@ def parse_record(raw: Any, record_type: type[T], place: str) -> T:
     if version != SCHEMA_VERSION:
         raise RecordError(f"{place}: schema_version={version}, this hpctrain reads {SCHEMA_VERSION}")
     try:
-        record: T = _adapter(record_type).validate_python(raw)
+        if record_type not in _adapters:
+            _adapters[record_type] = TypeAdapter(record_type)
+        record: T = _adapters[record_type].validate_python(raw)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))

@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from hpctrain.config.build import build_config
 from hpctrain.config.schema import Config
 from hpctrain.errors import RecordError
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.files import parse_record, read_record
+from hpctrain.record.frozen_config import parse_config
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.schema import AttemptRecord, StepRecord, SubmissionRecord
 
@@ -22,7 +20,7 @@ from hpctrain.record.schema import AttemptRecord, StepRecord, SubmissionRecord
 def read_config(run: RunPaths) -> Config:
     """The frozen configuration of a run."""
     try:
-        return build_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
+        return parse_config(run.config.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecordError(f"{run.config}: {error.strerror}; is {run.root} a run folder of hpctrain?") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import shutil
 import subprocess
@@ -10,29 +11,36 @@ import subprocess
 from hpctrain.worker.end_reasons import RankEnvironmentError
 
 _MAX_NODES = 100_000
+# Without its slurm.conf scontrol retries for a minute.
+_SCONTROL_TIMEOUT_S = 10.0
 _ITEM = re.compile(r"(?:[A-Za-z0-9._-]|\[[0-9,-]+\])+")
 _PART = re.compile(r"[A-Za-z0-9._-]+|\[[0-9,-]+\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def first_host(text: str) -> str:
-    """The first node of the list, by ``scontrol show hostnames`` where it is on PATH, else by our own parser.
+    """The first node of the list, by ``scontrol show hostnames`` where that works, else by our own parser.
+
+    scontrol is missing or has no configuration in some containers, and 22.05 refuses names with a suffix behind the
+    brackets (tried: ``gpu[1-2]-ib0``), which the parser knows.
 
     Raises:
         RankEnvironmentError: the list is in neither's grammar.
     """
+    return (_hosts_by_scontrol(text) or expand_nodelist(text))[0]
+
+
+def _hosts_by_scontrol(text: str) -> list[str]:
+    """Empty if scontrol cannot tell. The expansion is local: the controller is not asked."""
     scontrol = shutil.which("scontrol")
     if scontrol is None:
-        return expand_nodelist(text)[0]
-    # Expansion is local to scontrol: it does not ask the controller.
-    result = subprocess.run([scontrol, "show", "hostnames", text], capture_output=True, text=True, check=False)
-    hosts = result.stdout.split()
-    if result.returncode or not hosts:
-        raise RankEnvironmentError(
-            f"node list {text!r}: scontrol show hostnames gives no host (exit code {result.returncode}):"
-            f" {result.stderr.strip()}"
-        )
-    return hosts[0]
+        return []
+    command = [scontrol, "show", "hostnames", text]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SCONTROL_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return []
+    return result.stdout.split() if result.returncode == 0 else []
 
 
 def expand_nodelist(text: str) -> list[str]:
@@ -51,9 +59,9 @@ def expand_nodelist(text: str) -> list[str]:
         if not _ITEM.fullmatch(item) or item.startswith(("[", "-", ".")):
             raise _invalid(text, f"{item!r} is no node name with [ranges]")
         parts = [_expand_range(part, text) if part.startswith("[") else [part] for part in _PART.findall(item)]
-        names += ("".join(choice) for choice in itertools.product(*parts))
-        if len(names) > _MAX_NODES:
+        if len(names) + math.prod(map(len, parts)) > _MAX_NODES:
             raise _invalid(text, f"it names more than {_MAX_NODES} nodes")
+        names += ("".join(choice) for choice in itertools.product(*parts))
     return names
 
 

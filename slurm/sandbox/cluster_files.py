@@ -162,7 +162,7 @@ def _daemon_lines(cluster: Cluster) -> list[str]:
         "MailProg=/bin/true",
         # Many daemons share few cores here: an answer may take longer than Slurm's 10 s.
         "MessageTimeout=60",
-        "SlurmdTimeout=60",
+        "SlurmdTimeout=30",
         "MpiDefault=none",
         "ProctrackType=proctrack/linuxproc",
         "TaskPlugin=task/none",

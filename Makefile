@@ -1,0 +1,49 @@
+# Two commands do everything on a fresh Debian or Ubuntu: `make run` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Without a terminal (CI) pip's progress bars would only fill the log.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: run test check bench format clean
+
+run: $(VENV)/.run-ready ## train the tiny model on real text on this machine, and show the result
+	$(BIN)/python -m hpctrain model=tiny cluster=local
+
+test: $(VENV)/.dev-ready ## set up everything, a sandbox Slurm too, and pass all tests
+	sh slurm/sandbox/install.sh
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev-ready ## style, types and the fast tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not slurm and not train and not notebook"
+
+bench: $(VENV)/.dev-ready ## the speed claims, side by side (minutes)
+	$(BIN)/python tests/bench/cli_bench.py
+	$(BIN)/python tests/bench/loop_bench.py
+
+format: $(VENV)/.dev-ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hpctrain needs Python 3.11 or newer, %s is %s; make PYTHON=... names another" % (sys.executable, sys.version.split()[0]))'
+	$(PYTHON) -m venv $(VENV)
+
+# torch first, from the constraints file, so that no other package's request picks another build of it.
+$(VENV)/.torch-ready: constraints.txt | $(BIN)/pip
+	$(PIP) torch
+	touch $@
+
+$(VENV)/.run-ready: pyproject.toml $(VENV)/.torch-ready
+	$(PIP) --editable '.[train,analysis]'
+	touch $@
+
+$(VENV)/.dev-ready: pyproject.toml $(VENV)/.torch-ready
+	$(PIP) --editable '.[dev]'
+	touch $@ $(VENV)/.run-ready

@@ -1,0 +1,42 @@
+"""What ``--help`` prints."""
+
+from __future__ import annotations
+
+from hpctrain.config.compose import config_dir, group_choices
+
+_HELP = """\
+python -m hpctrain [VERB] [GROUP=NAME] [KEY=VALUE] ...
+
+Plans, launches and measures large-model training. The verb comes first; without one it is submit.
+
+  submit   plan, check, hand the run to Slurm (or to this machine) and return its job id and run folder
+  plan     print the plan, the batch script and the DeepSpeed JSON; needs no Slurm, no GPU, no torch   [--json]
+  status   state of runs: step, loss, step time      [FOLDER ...] [--json]
+  report   measured numbers of runs, with a picture  [FOLDER ...]
+  cancel   end the jobs of run folders               FOLDER ...
+
+Options of submit and plan:
+  -m, --multirun      a sweep: comma lists, range(), choice() and glob() give one run for each combination
+  --config-dir DIR    a site's own group files, beside the shipped ones
+  --cfg job           print the whole configuration and do nothing
+  --force             submit although the memory estimate says that it does not fit
+  --info, --shell-completion, --hydra-help   answered by Hydra
+  --version
+
+Groups (GROUP=NAME; any key below them: GROUP.KEY=VALUE):
+{groups}
+
+Examples:
+  python -m hpctrain model=tiny cluster=local                      train on this machine
+  python -m hpctrain plan model=530b nodes=128                     look before you leap
+  python -m hpctrain model=530b nodes=128                          submit to Slurm
+  python -m hpctrain -m model=175b nodes=16,32,64,128              a sweep
+
+Exit codes: 0 done, 2 configuration, 3 does not fit, 4 launch; a followed run that failed: that of its end reason.
+"""
+
+
+def help_text() -> str:
+    """Verbs, options, and the groups with their files as they are shipped."""
+    groups = sorted(path.name for path in config_dir().iterdir() if path.is_dir())
+    return _HELP.format(groups="\n".join(f"  {group:<12} {', '.join(group_choices(group))}" for group in groups))

@@ -1,0 +1,348 @@
+"""Run folders to frames: hand-worked speeds of the toy model, restarts, and every kind of damage (cases 104, 107, 108)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.analysis.frames import (
+    ATTEMPT_DTYPES,
+    RUN_DTYPES,
+    STEP_DTYPES,
+    Frames,
+    load_frames,
+    read_run,
+    run_summaries,
+)
+from hpctrain.analysis.summary import RunSummary, summarise
+from tests.analysis.make_runs import CPU_NODE, Attempt, make_run, toy_config
+
+# The toy model, FLOPs of one forward pass over one sequence of 32 tokens (h = 64, f = 256, V = 100, 2 blocks):
+#   qkv 2·32·64·192 = 786,432   scores and values 2·2·32·32·64 = 262,144   projection 2·32·64·64 = 262,144
+#   feed-forward 2·32·2·64·256 = 2,097,152, so a block takes 3,407,872 and both 6,815,744
+#   logits 2·32·64·100 = 409,600
+# Forward and backward of 32 sequences: 3·7,225,344·32 = 693,633,024; both blocks again: 6,815,744·32 = 218,103,808.
+# 96·32·32·2·64²·(1 + 32/384 + 100/2048) = 911,736,832: the same as with recomputation, as it should be for this shape.
+MODEL_FLOPS = 693_633_024
+RECOMPUTED_FLOPS = 218_103_808
+MEGATRON_FLOPS = 911_736_832
+
+
+def only(frames: Frames) -> RunSummary:
+    (summary,) = run_summaries(frames.runs)
+    return summary
+
+
+def load_one(folder: Path) -> RunSummary:
+    return only(load_frames([folder]))
+
+
+def test_every_speed_by_hand(tmp_path: Path) -> None:
+    """Half a second a step on 8 GPUs is 4 GPU-seconds; the peak is 1e9 FLOP/s."""
+    make_run(tmp_path / "run")
+    summary = load_one(tmp_path)
+    assert summary.valid, summary.reason
+    assert (summary.step_time_s, summary.step_time_low_s, summary.step_time_high_s) == (0.5, 0.5, 0.5)
+    assert summary.num_steady_steps == 8
+    assert summary.tokens_per_s == 1024 / 0.5
+    assert summary.tokens_per_s_per_gpu == 256
+    assert summary.model_tflops_per_gpu == pytest.approx(MODEL_FLOPS / 4e12, rel=1e-12)
+    assert summary.hardware_tflops_per_gpu == summary.model_tflops_per_gpu
+    assert summary.megatron_tflops_per_gpu == pytest.approx(MEGATRON_FLOPS / 4e12, rel=1e-12)
+    assert summary.mfu == summary.hfu == pytest.approx(0.173408256)
+    assert summary.final_loss == 0.4
+    assert summary.peak_memory_bytes == 2**30
+    assert summary.gpu_hours == pytest.approx((10 + 2 + 1 + 8 * 0.5) * 8 / 3600)
+
+
+def test_recomputation_counts_as_hardware_flops_only(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", toy_config(activation_checkpointing="full"))
+    summary = load_one(tmp_path)
+    assert summary.model_tflops_per_gpu == pytest.approx(MODEL_FLOPS / 4e12)
+    assert summary.hardware_tflops_per_gpu == pytest.approx((MODEL_FLOPS + RECOMPUTED_FLOPS) / 4e12)
+    assert summary.hardware_tflops_per_gpu == pytest.approx(summary.megatron_tflops_per_gpu)
+    assert summary.mfu == pytest.approx(0.173408256)
+    assert summary.hfu == pytest.approx(0.227934208)
+
+
+def test_what_was_planned(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", toy_config(micro_batch_size=2, gradient_accumulation_steps=3))
+    summary = load_one(tmp_path)
+    assert summary.run == "run"
+    assert summary.name == "toy-2n-zero3"
+    assert (summary.model, summary.hardware, summary.parallelism, summary.zero_stage) == ("toy", "test_gpu", "zero3", 3)
+    assert (summary.nodes, summary.gpus, summary.world_size) == (2, 8, 8)
+    assert (summary.micro_batch_size, summary.gradient_accumulation_steps, summary.global_batch_size) == (2, 3, 48)
+    assert (summary.seq_len, summary.tokens_per_step, summary.num_steps) == (32, 1536, 10)
+    assert json.loads(summary.zero_settings or "")["stage"] == 3
+    assert summary.memory_capacity_bytes == 16 * 2**30
+
+
+def test_without_a_stated_peak_there_is_no_mfu(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", toy_config(nodes=1, hardware=CPU_NODE))
+    summary = load_one(tmp_path)
+    assert summary.valid
+    assert summary.mfu is None
+    assert summary.hfu is None
+    memory = json.loads(run.plan.read_text())["memory"]
+    assert summary.predicted_memory_bytes == memory["host_bytes_per_node"] / 2
+    assert summary.memory_capacity_bytes is None
+
+
+def test_dtypes_are_those_stated_for_full_and_empty_frames(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    make_run(tmp_path / "waiting", attempts=[])
+    for frames in (load_frames([tmp_path]), load_frames([])):
+        assert {name: str(dtype) for name, dtype in frames.runs.dtypes.items()} == RUN_DTYPES
+        assert {name: str(dtype) for name, dtype in frames.steps.dtypes.items()} == STEP_DTYPES
+        assert {name: str(dtype) for name, dtype in frames.attempts.dtypes.items()} == ATTEMPT_DTYPES
+
+
+def test_rows_of_the_frame_are_the_summaries(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "run"), make_run(tmp_path / "waiting", attempts=[])]
+    assert run_summaries(load_frames([tmp_path]).runs) == [summarise(read_run(run)) for run in runs]
+
+
+def test_a_run_reached_by_two_roots_is_one_row(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    assert len(load_frames([tmp_path, tmp_path / "run"]).runs) == 1
+
+
+def test_roots_without_runs_are_listed(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "run")
+    (tmp_path / "empty").mkdir()
+    frames = load_frames([tmp_path / "nosuch", tmp_path / "empty", tmp_path / "runs"])
+    assert len(frames.runs) == 1
+    assert frames.problems == (
+        f"{tmp_path}/nosuch: no such folder; runs are kept in run.root (default: runs)",
+        f"{tmp_path}/empty: no run here; a run folder holds plan.json",
+    )
+
+
+def test_odd_folder_names(tmp_path: Path) -> None:
+    make_run(tmp_path / 'a b\'c $HOME "ü"')
+    frames = load_frames([tmp_path])
+    assert frames.runs["run"].tolist() == ['a b\'c $HOME "ü"']
+    assert len(frames.steps_of(frames.runs["folder"][0])) == 10
+
+
+# Case 104: restarts, repeats, duplicates.
+
+
+def test_restart_counts_each_step_once_and_all_time(tmp_path: Path) -> None:
+    """Six steps, then again from step 5 to 10: the curve has ten steps, the cost has both attempts."""
+    failed = {"state": "failed", "end_reason": "killed", "exit_code": 137}
+    make_run(tmp_path / "run", attempts=[Attempt([3, 3, 1, 1, 9, 9], end=failed), Attempt([3, 3, 2, 2, 2, 2], 5)])
+    frames = load_frames([tmp_path])
+    summary = only(frames)
+    assert summary.valid, summary.reason
+    assert (summary.num_attempts, summary.num_recorded_steps, summary.num_steady_steps) == (2, 10, 6)
+    assert summary.step_time_s == 2, "steady: 1, 1 of the first attempt and 2, 2, 2, 2 of the second"
+    assert (summary.step_time_low_s, summary.step_time_high_s) == (1, 2)
+    assert summary.gpu_hours == pytest.approx((10 + 26 + 10 + 14) * 8 / 3600)
+    assert len(frames.steps) == 12
+    assert frames.steps["superseded"].sum() == 2
+    assert frames.attempts["end_reason"].tolist() == ["killed", "completed"]
+
+
+def test_a_line_written_twice_counts_once(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.steps.write_text(run.steps.read_text() * 2)
+    summary = load_one(tmp_path)
+    assert (summary.num_recorded_steps, summary.num_steady_steps, summary.step_time_s) == (10, 8, 0.5)
+
+
+# Runs that may not be compared keep their row, with the reason (case 107).
+
+
+@pytest.mark.parametrize(
+    ("attempts", "step_fields", "state", "reason"),
+    [
+        pytest.param([], {}, "not started", "not started, 0 of 10 steps recorded", id="not started"),
+        pytest.param(
+            [Attempt([1] * 4, end={"state": "running", "end_reason": None, "ended_at_s": None})],
+            {},
+            "running",
+            "running, 4 of 10 steps recorded",
+            id="running",
+        ),
+        pytest.param(
+            [
+                Attempt(
+                    [1] * 4,
+                    end={
+                        "state": "failed",
+                        "end_reason": "out_of_memory",
+                        "failed_rank": 3,
+                        "failed_node": "n01",
+                        "message": "CUDA out of memory\nTraceback",
+                    },
+                )
+            ],
+            {},
+            "failed",
+            "failed (out_of_memory) at rank 3 on n01, 4 of 10 steps recorded: CUDA out of memory",
+            id="failed",
+        ),
+        pytest.param(
+            [Attempt([], end={"state": "failed", "end_reason": "launch_failed", "world_size": None})],
+            {},
+            "failed",
+            "failed (launch_failed), 0 of 10 steps recorded",
+            id="failed before any step",
+        ),
+        pytest.param(
+            [Attempt([1] * 4, end={"world_size": 4})],
+            {},
+            "completed",
+            "world size 8 planned, 4 measured",
+            id="world size",
+        ),
+        pytest.param(
+            [Attempt([1] * 4, end={"world_size": None})],
+            {},
+            "completed",
+            "world size 8 planned, none measured",
+            id="no world size",
+        ),
+        pytest.param(
+            [Attempt([1] * 4, end={"world_size": 8}), Attempt([1] * 4, 5, end={"world_size": 4})],
+            {},
+            "completed",
+            "world size 8 planned, 4 and 8 measured",
+            id="world sizes differ",
+        ),
+        pytest.param(
+            [Attempt([1] * 4)], {"tokens": 512}, "completed", "1,024 tokens a step planned, 512 recorded", id="tokens"
+        ),
+        pytest.param([Attempt([1, 1])], {}, "completed", "no steady step among 2 recorded", id="too short"),
+        pytest.param([Attempt([])], {}, "completed", "no steady step among 0 recorded", id="no step"),
+        pytest.param(
+            [Attempt([1] * 4)],
+            {"loss": None},
+            "completed",
+            "4 of 4 steps without an update, a finite loss or a time (100%, at most 5%);"
+            " no steady step among 4 recorded",
+            id="no loss",
+        ),
+        pytest.param(
+            [Attempt([1] * 4)],
+            {"skipped": True},
+            "completed",
+            "4 of 4 steps without an update, a finite loss or a time (100%, at most 5%);"
+            " no steady step among 4 recorded",
+            id="all skipped",
+        ),
+        pytest.param(
+            [Attempt([0.01] * 4)],
+            {},
+            "completed",
+            "0.00867 hardware TFLOP/s a GPU is above the peak of 0.001: step times, hardware.peak_tflops or the dense"
+            " attention count is wrong for this run",
+            id="above the peak",
+        ),
+    ],
+)
+def test_runs_that_may_not_be_compared(
+    tmp_path: Path, attempts: list[Attempt], step_fields: dict[str, Any], state: str, reason: str
+) -> None:
+    make_run(tmp_path / "run", attempts=attempts, **step_fields)
+    summary = load_one(tmp_path)
+    assert not summary.valid
+    assert (summary.state, summary.reason) == (state, reason)
+
+
+def test_above_the_peak_no_rate_remains(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", attempts=[Attempt([0.01] * 4)])
+    summary = load_one(tmp_path)
+    assert set(summary.tflops_per_gpu.values()) == {None}
+    assert summary.mfu is None
+    assert summary.hfu is None
+    assert summary.step_time_s == 0.01
+
+
+def test_megatron_count_above_the_peak_is_no_reason(tmp_path: Path) -> None:
+    """Without recomputation Megatron's count is 1.31 of what was executed; 0.1 s gives 0.87 and 1.14 of the peak."""
+    make_run(tmp_path / "run", attempts=[Attempt([0.1] * 10)])
+    summary = load_one(tmp_path)
+    assert summary.valid, summary.reason
+    assert summary.hfu == pytest.approx(0.86704128)
+    assert summary.megatron_tflops_per_gpu == pytest.approx(1.13967104e-3)
+
+
+def test_few_dead_steps_are_left_out_and_do_not_spoil_the_run(tmp_path: Path) -> None:
+    """One skipped step of 20 is 5 %; it was ten times as fast and must not move the median."""
+    run = make_run(tmp_path / "run", attempts=[Attempt([1.0] * 19 + [0.1])])
+    *healthy, last = run.steps.read_text().splitlines()
+    run.steps.write_text("\n".join([*healthy, json.dumps(json.loads(last) | {"skipped": True, "loss": None})]) + "\n")
+    summary = load_one(tmp_path)
+    assert summary.valid, summary.reason
+    assert (summary.num_dead_steps, summary.num_steady_steps) == (1, 17)
+    assert summary.final_loss is None
+
+
+# Case 108: broken files.
+
+
+def test_one_unreadable_plan_among_good_runs(tmp_path: Path) -> None:
+    make_run(tmp_path / "good")
+    for name, text in {"half": '{"schema_version": 1, "na', "empty": "", "old": '{"schema_version": 0}'}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "plan.json").write_text(text)
+    (tmp_path / "folder" / "plan.json").mkdir(parents=True)
+    (tmp_path / "bytes").mkdir()
+    (tmp_path / "bytes" / "plan.json").write_bytes(b'{"name": "\xe9"}')
+    runs = load_frames([tmp_path]).runs.set_index("run")
+    assert runs.index.tolist() == ["bytes", "empty", "folder", "good", "half", "old"]
+    assert runs.loc["good", "valid"]
+    damaged = runs.drop("good")
+    assert set(damaged["state"]) == {"unreadable"}
+    assert not damaged["valid"].any()
+    assert all(f"{tmp_path}/{run}/plan.json" in reason for run, reason in damaged["reason"].items())
+    assert "schema_version=0, this hpctrain reads 1" in str(runs.loc["old", "reason"])
+
+
+def test_damaged_lines_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
+    """A bad byte, a half line inside, another schema, an empty and a very long line, and a last line still being written."""
+    run = make_run(tmp_path / "run")
+    lines = run.steps.read_bytes().splitlines()
+    broken = [b'{"loss": "\xe9"}', lines[0][:30], b'{"schema_version": 2}', b"", b"x" * 5_000_000, b"[]"]
+    run.steps.write_bytes(b"\n".join([*lines[:5], *broken, *lines[5:], lines[0][:50]]))
+    summary = load_one(tmp_path)
+    assert summary.valid, summary.reason
+    assert (summary.damaged_lines, summary.num_recorded_steps) == (6, 10)
+    assert summary.step_time_s == 0.5
+
+
+def test_empty_steps_file(tmp_path: Path) -> None:
+    make_run(tmp_path / "run").steps.write_text("")
+    assert load_one(tmp_path).reason == "no steady step among 0 recorded"
+
+
+def test_steps_file_that_cannot_be_opened(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.steps.unlink()
+    run.steps.mkdir()
+    summary = load_one(tmp_path)
+    assert not summary.valid
+    assert summary.reason == f"{run.steps}: Is a directory; no steady step among 0 recorded"
+
+
+def test_damaged_attempt_leaves_the_steps_readable(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.attempt(1).write_text("{")
+    summary = load_one(tmp_path)
+    assert not summary.valid
+    assert summary.reason.startswith(f"{run.attempt(1)}: Expecting property name")
+    assert (summary.num_recorded_steps, summary.step_time_s, summary.world_size) == (10, 0.5, None)
+    assert summary.tokens_per_s_per_gpu is None
+
+
+def test_summary_is_plain_values(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    values = asdict(load_one(tmp_path))
+    assert json.loads(json.dumps(values, allow_nan=False)) == values

@@ -1,0 +1,190 @@
+"""Figures are drawn, named and labelled with units; what is on them is what the frames hold."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from hpctrain.analysis.frames import load_frames, read_run
+from hpctrain.analysis.plots import plot_run, plot_scaling, plot_tflops
+from hpctrain.analysis.published import as_runs, load_published
+from hpctrain.analysis.scaling import scaling_efficiency
+from hpctrain.analysis.summary import summarise
+from hpctrain.record.paths import RunPaths
+from tests.analysis.make_runs import CPU_NODE, Attempt, make_run, toy_config
+
+
+def png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def draw_run(run: RunPaths) -> Figure:
+    data = read_run(run)
+    figure = plot_run(summarise(data), data.steps)
+    assert len(png(figure)) > 20_000
+    return figure
+
+
+def texts(figure: Figure) -> str:
+    return "\n".join(text.get_text() for text in figure.texts)
+
+
+def legend(axis: Axes) -> list[str]:
+    return axis.get_legend_handles_labels()[1]
+
+
+def test_run_figure_says_what_it_shows(tmp_path: Path) -> None:
+    figure = draw_run(make_run(tmp_path / "first"))
+    assert [axis.get_ylabel() for axis in figure.axes] == [
+        "loss (nats per token)",
+        "time of one step (s)",
+        "tokens per second (all ranks)",
+        "peak memory of rank 0 (GiB)",
+    ]
+    assert {axis.get_xlabel() for axis in figure.axes} == {"optimizer step"}
+    assert texts(figure).splitlines() == [
+        "first (1 run)",
+        "toy (108.5 K parameters) on test_gpu, 8 GPUs on 2 node(s), bf16, zero3, checkpointing none",
+        "micro batch 4 x 8 GPUs x accumulation 1 = 32 sequences of 32 tokens",
+        "median step 0.5 s, 2,048 tokens/s",
+        "TFLOP/s per GPU by FLOP count: 0.000173 model, 0.000173 hardware, 0.000228 megatron; MFU 17.3%",
+    ]
+    loss, step_time, throughput, memory = figure.axes
+    assert legend(loss) == ["mean of all ranks"]
+    assert legend(step_time) == [
+        "warm-up or dead: not counted",
+        "above the axis: 1, up to 2 s",
+        "steady",
+        "waiting for data",
+        "median 0.5 s [0.5, 0.5]",
+    ]
+    assert legend(throughput)[-1] == "from the median step: 2,048 tokens/s"
+    assert legend(memory) == [
+        "measured (GPU allocator)",
+        "predicted by the plan: 2.43 GiB",
+        "capacity of the GPU: 16 GiB",
+    ]
+
+
+def test_run_figure_shows_restarts_and_dead_steps(tmp_path: Path) -> None:
+    failed = {"state": "failed", "end_reason": "killed"}
+    run = make_run(tmp_path / "run", attempts=[Attempt([1] * 6, end=failed), Attempt([1] * 6, 5)])
+    figure = draw_run(run)
+    loss = figure.axes[0]
+    assert legend(loss) == ["undone by a restart", "mean of all ranks"]
+    assert [text.get_text() for text in loss.texts] == ["attempt 2"]
+    run = make_run(tmp_path / "dead", attempts=[Attempt([1] * 6)], loss=None)
+    figure = draw_run(run)
+    assert legend(figure.axes[0]) == ["mean of all ranks", "no update or no finite loss"]
+    assert "not for comparison: 6 of 6 steps without an update, a finite loss or a time" in texts(figure)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 500])
+def test_run_figure_for_any_length(tmp_path: Path, num_steps: int) -> None:
+    figure = draw_run(make_run(tmp_path / "run", attempts=[Attempt([1.0] * num_steps)]))
+    message = [text.get_text() for text in figure.axes[0].texts]
+    assert message == (["no step recorded"] if num_steps == 0 else [])
+
+
+def test_run_figure_of_times_without_sense(tmp_path: Path) -> None:
+    figure = draw_run(make_run(tmp_path / "run", attempts=[Attempt([0.0] * 4)]))
+    assert figure.axes[1].get_ylim() == (0, 1)
+
+
+def test_run_figure_of_an_unreadable_folder(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.plan.write_text("{")
+    assert "plan.json: Expecting property name" in texts(draw_run(run)).replace("\n", " ")
+
+
+def test_run_figure_on_cpu_speaks_of_ranks(tmp_path: Path) -> None:
+    figure = draw_run(make_run(tmp_path / "run", toy_config(nodes=1, hardware=CPU_NODE)))
+    assert "TFLOP/s per rank" in texts(figure)
+    assert "MFU" not in texts(figure)
+    assert legend(figure.axes[3])[0] == "measured (resident size of the process)"
+
+
+def test_a_long_reason_stays_inside_the_figure(tmp_path: Path) -> None:
+    end = {"state": "failed", "end_reason": "exception", "message": "word " * 200}
+    figure = draw_run(make_run(tmp_path / "run", attempts=[Attempt([1] * 5, end=end)]))
+    width, height = figure.get_size_inches() * figure.dpi
+    panels = figure.axes[0].get_tightbbox()
+    assert panels is not None
+    for text in figure.texts:
+        box = text.get_window_extent()
+        assert box.x1 <= width, text.get_text()
+        assert box.y0 > panels.y1, text.get_text()
+        assert box.y1 <= height
+
+
+def test_tflops_of_runs_beside_published_points(tmp_path: Path) -> None:
+    for nodes in (1, 2):
+        make_run(tmp_path / f"run-{nodes}", toy_config(nodes=nodes))
+    make_run(tmp_path / "waiting", attempts=[])
+    published = as_runs(load_published())
+    figure = plot_tflops(load_frames([tmp_path]).runs, published[published["evidence"] == "EXACT"])
+    assert len(png(figure)) > 20_000
+    ours, theirs = figure.axes
+    assert ours.get_title("left") == (
+        "toy on test_gpu\n2 run(s), 1 left out as not valid\nmodel, hardware and Megatron FLOPs"
+    )
+    assert theirs.get_title("left") == (
+        "Published: DeepSpeed on Azure (2022-07-26)\n5 point(s) on A100-SXM-80GB (ND A100 v4)\n"
+        "Megatron FLOPs, full recomputation counted"
+    )
+    assert theirs.get_xlabel() == "TFLOP/s per GPU (1e12 FLOP/s), median over the steady steps of a run"
+    assert theirs.get_xscale() == "log", "the toy is slower by six orders"
+    assert [label.get_text() for label in ours.get_yticklabels()] == ["run-1 (4 GPUs)", "run-2 (8 GPUs)"]
+    megatron = next(line for line in ours.lines if line.get_label() == "megatron FLOPs")
+    assert np.asarray(megatron.get_xdata()) == pytest.approx([911_736_832 / 4e12] * 2)
+    markers = {line.get_marker() for axis in figure.axes for line in axis.lines}
+    assert {"o", "s", "D", "|", "*"} <= markers
+
+
+def test_tflops_of_published_points_alone() -> None:
+    published = as_runs(load_published())
+    figure = plot_tflops(load_frames([]).runs, published[published["gpus"] >= 512])
+    assert len(png(figure)) > 20_000
+    assert [text.get_text() for text in figure.axes[0].texts] == ["no valid run to show"]
+    assert figure.axes[1].get_xscale() == "linear"
+
+
+def test_scaling_of_runs_beside_published_points(tmp_path: Path) -> None:
+    for nodes, step_time_s in ((1, 0.5), (2, 0.625)):
+        make_run(tmp_path / f"run-{nodes}", toy_config(nodes=nodes), [Attempt([step_time_s] * 10)])
+    published = as_runs(load_published()).query("valid and seq_len == 1024")
+    figure = plot_scaling(
+        scaling_efficiency(load_frames([tmp_path]).runs, "weak"), scaling_efficiency(published, "weak")
+    )
+    assert len(png(figure)) > 20_000
+    ours, theirs = figure.axes
+    assert ours.get_title("left") == (
+        "Own runs: weak scaling, same batch per GPU\ntoy\ntest_gpu\n2 run(s), no FLOP count enters"
+    )
+    assert ours.get_ylabel() == "scaling efficiency (%), from tokens/s"
+    assert ours.get_xlabel() == "GPUs (nodes)"
+    assert legend(ours) == ["ideal", "toy (base 4 GPUs)"]
+    assert np.asarray(ours.lines[1].get_ydata()) == pytest.approx([100, 80])
+    assert [label.get_text() for label in ours.get_xticklabels()] == ["4\n(1)", "8\n(2)"]
+    looks = [(line.get_color(), line.get_marker()) for line in theirs.lines]
+    assert len(looks) == len(set(looks)) == 14
+
+
+def test_scaling_without_anything_to_compare(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    for root, message in ((tmp_path, "toy: all runs have one size (8 GPUs)"), (tmp_path / "none", "no run to compare")):
+        figure = plot_scaling(scaling_efficiency(load_frames([root]).runs, "strong"))
+        assert len(png(figure)) > 5_000
+        assert message in figure.axes[0].texts[0].get_text().replace("\n", " ")
+
+
+def test_no_global_state_of_pyplot() -> None:
+    assert "matplotlib.pyplot" not in sys.modules

@@ -1,0 +1,113 @@
+"""What is told of runs: the summary of one, the table of several, the files in the run folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpctrain.analysis.frames import load_frames, read_run
+from hpctrain.analysis.report import render_summary, render_text, summary_table, write_summary
+from hpctrain.analysis.summary import summarise
+from hpctrain.errors import RecordError
+from tests.analysis.make_runs import CPU_NODE, Attempt, make_run, toy_config
+
+
+def test_summary_of_a_good_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    assert summary_table(summarise(read_run(run))) == [
+        ("run", f"{tmp_path}/run"),
+        ("state", "completed, 10 of 10 steps recorded"),
+        ("model", "toy on 8 GPUs of test_gpu, bf16"),
+        ("final loss", "0.4000 nats per token"),
+        ("median step time", "0.5 s (95 % interval 0.5 to 0.5 s; 8 steady step(s))"),
+        ("throughput", "2,048 tokens/s, 256 per GPU"),
+        ("TFLOP/s per GPU, model", "0.0001734 (forward and backward once, dense attention)"),
+        ("TFLOP/s per GPU, hardware", "0.0001734 (what is executed: the same, and recomputation)"),
+        (
+            "TFLOP/s per GPU, megatron",
+            "0.0002279 (96·B·s·l·h²·(1 + s/6h + V/16lh): full recomputation always counted)",
+        ),
+        ("MFU, HFU", "17.3%, 17.3% of 0.001 TFLOP/s"),
+        ("peak memory", "1.00 GiB (rank 0's GPU allocator); the plan predicted 2.43 GiB"),
+        ("cost", "0.03778 GPU-hours in 1 attempt(s)"),
+    ]
+
+
+def test_summary_says_why_there_is_no_mfu(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", toy_config(nodes=1, hardware=CPU_NODE), [Attempt([1.0] * 4)])
+    table = dict(summary_table(summarise(read_run(run))))
+    assert table["MFU, HFU"] == "none: hardware=test_cpu states no peak for fp32"
+    assert table["median step time"] == "1 s (95 % interval needs 6 steady steps; 2 steady step(s))"
+    assert table["peak memory"] == "1.00 GiB (resident size of rank 0's process); the plan predicted 1.87 GiB"
+    assert table["throughput"] == "256 tokens/s, 128 per rank"
+
+
+def test_summary_of_a_run_that_has_not_started(tmp_path: Path) -> None:
+    table = dict(summary_table(summarise(read_run(make_run(tmp_path / "run", attempts=[])))))
+    assert table["final loss"] == "none recorded"
+    assert table["median step time"] == "not measured: no steady step"
+    assert table["throughput"] == table["TFLOP/s per GPU, model"] == table["MFU, HFU"] == "not measured"
+    assert table["peak memory"] == "not measured; the plan predicted 2.43 GiB"
+    assert table["not for comparison"] == "not started, 0 of 10 steps recorded"
+
+
+def test_summary_of_rejected_rates_and_damage(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", attempts=[Attempt([0.001] * 10)])
+    with run.steps.open("a") as stream:
+        stream.write("half a li\n")
+    table = dict(summary_table(summarise(read_run(run))))
+    assert table["state"] == "completed, 10 of 10 steps recorded, 1 damaged line(s) in steps.jsonl"
+    assert table["TFLOP/s per GPU, hardware"] == table["MFU, HFU"] == "none, see «not for comparison»"
+    assert "above the peak of 0.001" in table["not for comparison"]
+
+
+def test_summary_of_an_unreadable_folder(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.plan.write_text("{")
+    text = render_summary(summarise(read_run(run)))
+    assert text.splitlines()[1] == "state    unreadable, 0 of unknown steps recorded"
+    assert text.splitlines()[2].startswith(f"problem  {run.plan}: Expecting property name")
+
+
+def test_several_runs_as_one_text(tmp_path: Path) -> None:
+    make_run(tmp_path / "small", toy_config(nodes=1))
+    make_run(tmp_path / "wide", toy_config(nodes=2), [Attempt([0.625] * 10)])
+    make_run(tmp_path / "zfailed", attempts=[Attempt([1] * 3, end={"state": "failed", "end_reason": "killed"})])
+    text = render_text(load_frames([tmp_path, tmp_path / "nosuch"]))
+    assert text == (Path(__file__).parent / "golden_report.txt").read_text(encoding="utf-8").replace(
+        "ROOT", str(tmp_path)
+    )
+
+
+def test_several_runs_with_nothing_in_them(tmp_path: Path) -> None:
+    assert render_text(load_frames([tmp_path])) == f"{tmp_path}: no run here; a run folder holds plan.json"
+
+
+def test_write_summary_leaves_a_figure_and_numbers(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    before = set(run.root.iterdir())
+    summary = write_summary(run)
+    assert {path.name for path in set(run.root.iterdir()) - before} == {"summary.json", "summary.png"}
+    assert (run.root / "summary.png").read_bytes().startswith(b"\x89PNG")
+    values = json.loads((run.root / "summary.json").read_text())
+    assert values["schema_version"] == 1
+    assert values["step_time_s"] == summary.step_time_s == 0.5
+    assert values["mfu"] == pytest.approx(0.173408256)
+    assert set(values["flop_conventions"]) == {"model", "hardware", "megatron"}
+    assert str(tmp_path) not in (run.root / "summary.json").read_text(), "a run folder may be moved"
+
+
+def test_write_summary_of_a_failed_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", attempts=[Attempt([], end={"state": "failed", "end_reason": "launch_failed"})])
+    assert not write_summary(run).valid
+    assert json.loads((run.root / "summary.json").read_text())["step_time_s"] is None
+
+
+def test_write_summary_into_a_folder_that_refuses(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run.root / "summary.png").mkdir()
+    with pytest.raises(RecordError, match=r"run: the summary cannot be written: Is a directory"):
+        write_summary(run)
+    assert not list(run.root.glob(".summary*")), "no temporary file stays"

@@ -1,0 +1,94 @@
+"""Warm-up, undone and dead steps, and the interval of a median, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from hpctrain.analysis.steady import CONFIDENCE, MedianInterval, mark_steps, median_interval, num_warm_up_steps
+
+
+def steps(*rows: tuple[int, int], **fields: list[Any]) -> pd.DataFrame:
+    """Healthy steps of one second each, as (attempt, step)."""
+    table = pd.DataFrame(rows, columns=["attempt", "step"]).astype("int64")
+    table = table.assign(loss=1.0, skipped=False, step_time_s=1.0)
+    return table.assign(**fields)
+
+
+def pairs(table: pd.DataFrame, flag: str) -> list[tuple[int, int]]:
+    return [(attempt, step) for attempt, step in table.loc[table[flag], ["attempt", "step"]].itertuples(index=False)]
+
+
+@pytest.mark.parametrize(("num_steps", "cut"), [(1, 2), (10, 2), (20, 2), (21, 3), (70, 7), (1000, 100)])
+def test_warm_up_is_a_tenth_and_at_least_two(num_steps: int, cut: int) -> None:
+    assert num_warm_up_steps(num_steps) == cut
+
+
+def test_each_attempt_has_its_own_warm_up() -> None:
+    marked = mark_steps(steps(*((1, step) for step in range(1, 31)), *((2, step) for step in range(31, 36))))
+    assert pairs(marked, "warm_up") == [(1, 1), (1, 2), (1, 3), (2, 31), (2, 32)]
+    assert marked["steady"].sum() == 27 + 3
+
+
+def test_a_restart_undoes_all_steps_from_its_first_on() -> None:
+    """Attempt 1 came to step 6, attempt 2 began again at 4 and has come to 5: step 6 is no longer part of the run."""
+    marked = mark_steps(steps(*((1, step) for step in range(1, 7)), (2, 4), (2, 5)))
+    assert pairs(marked, "superseded") == [(1, 4), (1, 5), (1, 6)]
+
+
+def test_three_overlapping_attempts() -> None:
+    marked = mark_steps(steps(*((1, step) for step in (1, 2, 3, 4)), (2, 3), (2, 4), (2, 5), (3, 2), (3, 3)))
+    assert pairs(marked[~marked["superseded"]].assign(all=True), "all") == [(1, 1), (3, 2), (3, 3)]
+
+
+def test_order_in_the_file_does_not_matter_and_the_last_line_of_a_step_counts() -> None:
+    marked = mark_steps(steps((2, 3), (1, 2), (1, 1), (1, 2), loss=[3.0, 9.0, 1.0, 2.0]))
+    assert marked.loc[~marked["superseded"], "loss"].tolist() == [1.0, 2.0, 3.0]
+    assert marked.loc[marked["superseded"], "loss"].tolist() == [9.0]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"skipped": True}, {"loss": math.nan}, {"loss": math.inf}, {"step_time_s": 0.0}, {"step_time_s": math.nan}],
+    ids=lambda fields: "-".join(f"{key}={value}" for key, value in fields.items()),
+)
+def test_dead_steps_are_not_steady(broken: dict[str, Any]) -> None:
+    table = steps(*((1, step) for step in range(1, 6)))
+    for column, value in broken.items():
+        table.loc[4, column] = value
+    marked = mark_steps(table)
+    assert marked["dead"].tolist() == [False] * 4 + [True]
+    assert marked["steady"].tolist() == [False, False, True, True, False]
+
+
+def test_no_step_at_all() -> None:
+    marked = mark_steps(steps())
+    assert marked.empty
+    assert {"superseded", "warm_up", "dead", "steady"} <= set(marked.columns)
+
+
+@pytest.mark.parametrize(("count", "rank"), [(6, 1), (8, 1), (9, 2), (10, 2), (20, 6), (30, 10), (100, 40)])
+def test_interval_ranks_of_printed_tables(count: int, rank: int) -> None:
+    """Ranks of the 95 % interval of a median as in tables of the sign test; the values are 1..count."""
+    interval = median_interval(list(range(count, 0, -1)))
+    assert interval == MedianInterval((count + 1) / 2, rank, count + 1 - rank)
+
+
+@pytest.mark.parametrize("count", [*range(1, 40), 1500])
+def test_interval_against_exact_binomial_sums(count: int) -> None:
+    interval = median_interval(list(range(1, count + 1)))
+
+    def coverage(rank: int) -> float:
+        return 1 - sum(math.comb(count, below) for below in range(rank)) / float(2 ** (count - 1))
+
+    best = max((rank for rank in range(1, count // 2 + 1) if coverage(rank) >= CONFIDENCE), default=None)
+    assert interval.low == best
+    assert interval.high == (None if best is None else count + 1 - best)
+
+
+def test_no_values_have_no_median() -> None:
+    with pytest.raises(ValueError, match="a median needs values"):
+        median_interval([])

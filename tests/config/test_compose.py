@@ -1,0 +1,158 @@
+"""User mistakes as a table, and what composes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpctrain.config.compose import compose_points, config_dir, group_choices
+from hpctrain.errors import ConfigError
+from hpctrain.plan.run_plan import build_run_plan
+
+MISTAKES = [
+    pytest.param(["model=530B"], ["model=530B", "nearest: 530b"], id="unknown-model"),
+    pytest.param(["modle=530b"], ["modle=530b", "nearest: model"], id="mistyped-group"),
+    pytest.param(
+        ["model=tiny", "parallelism=tp8pp35x"], ["parallelism=tp8pp35x", "known: zero1"], id="unknown-parallelism"
+    ),
+    pytest.param(["model=tiny", "slurm=foo"], ["slurm=foo", "nearest: cluster"], id="group-that-is-none"),
+    pytest.param(
+        ["model=tiny", "model.num_layerz=3"], ["model.num_layerz=3", "nearest: num_layers"], id="mistyped-key"
+    ),
+    pytest.param(["model=tiny", "+model.typo=1"], ["model.typo=1", "is no key"], id="added-key"),
+    pytest.param(["model=tiny", "++training.stepz=1"], ["training.stepz=1", "is no key"], id="forced-key"),
+    pytest.param(["model=tiny", "model.name.x=1"], ["model.name.x=1", "no keys below"], id="key-below-a-value"),
+    pytest.param(["model=tiny", "cluster=3"], ["cluster=3", "known: local, sandbox, slurm"], id="group-as-number"),
+    pytest.param(["model=tiny", "~cluster"], ["cluster", "a choice is needed"], id="group-removed"),
+    pytest.param(["model=tiny", "training=[1]"], ["training=[1]", "no such training"], id="group-as-list"),
+    pytest.param(["nodes=1"], ["model: must be given", "530b"], id="no-model"),
+    pytest.param(["model=tiny", "nodes=1,2"], ["nodes=1,2", "-m"], id="sweep-without-m"),
+    pytest.param(
+        ["model=tiny", "hydra/launcher=submitit_slurm"], ["hydra/launcher", "submits by itself"], id="launcher"
+    ),
+    pytest.param(["model=tiny", "hydra.run.dir=x"], ["hydra.run.dir=x", "run.root"], id="hydra-folder"),
+    pytest.param(["model=tiny", "data.path=/d/a=b"], ["data.path", "'data.path=\"/d/a=b\"'"], id="equals-sign"),
+    pytest.param(["model=tiny", "run.name=a(b"], ["run.name", "'run.name=\"a(b\"'"], id="open-bracket"),
+    pytest.param(["model=tiny", "nodes"], ["nodes", "key=value"], id="no-value"),
+    pytest.param(["model=tiny", "cluster.kind=ssh"], ["cluster.kind=ssh", "'slurm' or 'local'"], id="literal"),
+    pytest.param(["model=tiny", "cluster.exclusive=maybe"], ["cluster.exclusive='maybe'", "true or false"], id="bool"),
+    pytest.param(["model=tiny", "training.beta1=1.5"], ["training.beta1=1.5", "less than 1"], id="fraction"),
+    pytest.param(["model=tiny", "run.name=''"], ["run.name=''", "must not be empty"], id="empty-text"),
+    pytest.param(["model=tiny", "run.note=${nosuch}"], ["nosuch"], id="interpolation"),
+]
+
+NOT_COUNTS = ["0128", "1e2", "1_28", "0", "-1", "2.0", "null", "two", "''"]
+
+
+@pytest.mark.parametrize(("words", "expected"), MISTAKES)
+def test_mistakes_are_told_in_short(words: list[str], expected: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_points(words, multirun=False)
+    message = str(caught.value)
+    assert all(text in message for text in expected), message
+    assert len(message.splitlines()) <= 5
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("value", NOT_COUNTS)
+def test_a_count_is_a_whole_number_written_plainly(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"^nodes=") as caught:
+        compose_points(["model=tiny", f"nodes={value}"], multirun=False)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_all_wrong_values_are_named_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_points(["model=tiny", "nodes=0", "training.num_steps=x", "model.vocab_size=-2"], multirun=False)
+    keys = {problem.key for problem in caught.value.problems}
+    assert keys == {"nodes", "training.num_steps", "model.vocab_size"}
+
+
+ODD_VALUES = ["a#b", "a%b", "a@b", "é", "a(b)", "a[1]", "a\\", "$HOME", "a:b", "/d/step=100", "a b'c", 'say "x"']
+
+
+@pytest.mark.parametrize("value", ODD_VALUES)
+@pytest.mark.parametrize("key", ["data.path", "run.name", "env.PROBE"])
+def test_odd_values_arrive_unchanged_or_are_refused_with_a_form_that_works(key: str, value: str) -> None:
+    try:
+        (point,) = compose_points(["model=tiny", f"{key}={value}"], multirun=False)
+    except ConfigError as error:
+        message = str(error)
+        assert message.startswith(f"{key}:")
+        # What is between the outer quotes is what the shell hands over.
+        advised = message[message.index("type '") + len("type '") : -1].replace("'\\''", "'")
+        (point,) = compose_points(["model=tiny", advised], multirun=False)
+    section, name = key.split(".")
+    values = getattr(point.config, section)
+    assert (values[name] if section == "env" else getattr(values, name)) == value
+
+
+def test_a_sweep_is_the_product_with_the_last_key_fastest() -> None:
+    words = ["model=tiny,125m", "nodes=1,2", "training.micro_batch_size=range(1,3)"]
+    points = compose_points(words, multirun=True)
+    found = [(p.config.model.name, p.config.nodes, p.config.training.micro_batch_size) for p in points]
+    assert found == [(m, n, b) for m in ("tiny", "125m") for n in (1, 2) for b in (1, 2)]
+
+
+def test_glob_picks_from_the_group() -> None:
+    points = compose_points(["model=glob(llama3_*)"], multirun=True)
+    assert [point.config.model.name for point in points] == ["llama3_405b", "llama3_70b", "llama3_8b"]
+
+
+@pytest.mark.parametrize(
+    "words", [["model=tiny", "nodes=interval(1,2)"], ["model=glob(zz*)"]], ids=["interval", "no-match"]
+)
+def test_sweeps_without_points_are_refused(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"no points|matches no"):
+        compose_points(words, multirun=True)
+
+
+def test_hardware_is_assumed_only_where_nothing_says_it() -> None:
+    def assumptions(*words: str) -> tuple[str, ...]:
+        return compose_points(["model=tiny", *words], multirun=False)[0].assumptions
+
+    assert "ndm_a100_v4" in assumptions()[0]
+    assert assumptions("hardware=ndm_a100_v4") == ()
+    assert assumptions("cluster=local") == ()
+
+
+def test_local_and_sandbox_train_on_the_cpu_unless_told_otherwise() -> None:
+    for cluster in ("local", "sandbox"):
+        (point,) = compose_points(["model=tiny", f"cluster={cluster}"], multirun=False)
+        assert point.config.hardware.name == "cpu"
+    (point,) = compose_points(["model=tiny", "cluster=local", "hardware=hgx_h200"], multirun=False)
+    assert point.config.hardware.name == "hgx_h200"
+
+
+def test_a_site_adds_its_own_files(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "ours.yaml").write_text("name: ours\nkind: slurm\npartition: gpu\n", encoding="utf-8")
+    (point,) = compose_points(["model=tiny", "cluster=ours"], multirun=False, extra_dirs=[tmp_path])
+    assert point.config.cluster.partition == "gpu"
+
+
+@pytest.mark.parametrize("group", ["parallelism", "hardware", "cluster", "training", "data", "model"])
+def test_every_shipped_file_composes_and_plans(group: str) -> None:
+    for name in group_choices(group):
+        words = [f"{group}={name}"] + ([] if group == "model" else ["model=tiny"])
+        words += ["data.path=/some/text"] if name == "text" else []
+        (point,) = compose_points(words, multirun=False)
+        assert getattr(point.config, group).name == name
+        build_run_plan(point.config)
+
+
+def test_every_number_of_the_hardware_files_has_a_source() -> None:
+    for name in group_choices("hardware"):
+        (point,) = compose_points(["model=tiny", f"hardware={name}"], multirun=False)
+        hardware = point.config.hardware
+        numbers = {f"peak_tflops.{precision}" for precision in hardware.peak_tflops} | {
+            key
+            for key, value in vars(hardware).items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        }
+        assert numbers == set(hardware.sources), name
+
+
+def test_configuration_is_found_beside_the_source() -> None:
+    assert (config_dir() / "config.yaml").is_file()

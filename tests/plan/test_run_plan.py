@@ -1,0 +1,142 @@
+"""The plan: batch triangle, choices, refusals, JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hpctrain.config.compose import compose_points
+from hpctrain.errors import ConfigError
+from hpctrain.plan.render import render_plan
+from hpctrain.plan.run_plan import RunPlan, build_run_plan
+
+
+def plan_of(*words: str) -> RunPlan:
+    (point,) = compose_points(list(words), multirun=False)
+    return build_run_plan(point.config, point.assumptions)
+
+
+def test_the_showpiece() -> None:
+    plan = plan_of("model=530b", "nodes=128")
+    assert plan.layout.world_size == 1024
+    assert plan.problems == ()
+    assert plan.assumptions[0].startswith("hardware not stated: ndm_a100_v4")
+    # By hand: 4 x 1024 sequences of 2048 tokens.
+    assert plan.batch.tokens_per_step == plan.batch.micro_batch_size * 1024 * 2048
+    assert plan.activation_checkpointing == "full"
+
+
+def test_the_published_530b_point_fits_and_2t_does_not_without_offload() -> None:
+    published = ("nodes=128", "training.seq_len=1024", "training.micro_batch_size=8")
+    assert plan_of("model=530b", *published).problems == ()
+    problems = plan_of("model=2t", *published).problems
+    assert [problem.kind for problem in problems] == ["memory"]
+    assert "short by" in str(problems[0])
+    assert ConfigError(problems).exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "micro", "accumulation", "total"),
+    [
+        ((), 8, 1, 16),
+        (("training.micro_batch_size=2",), 2, 1, 4),
+        (("training.micro_batch_size=2", "training.gradient_accumulation_steps=3"), 2, 3, 12),
+        (("training.micro_batch_size=2", "training.global_batch_size=12"), 2, 3, 12),
+        (("training.global_batch_size=12",), 2, 3, 12),
+        (("training.global_batch_size=12", "training.gradient_accumulation_steps=6"), 1, 6, 12),
+    ],
+)
+def test_the_batch_triangle_is_solved(words: tuple[str, ...], micro: int, accumulation: int, total: int) -> None:
+    batch = plan_of("model=tiny", "cluster=local", *words).batch
+    found = (batch.micro_batch_size, batch.gradient_accumulation_steps, batch.global_batch_size)
+    assert found == (micro, accumulation, total)
+
+
+PROBLEMS = [
+    pytest.param(
+        ["training.global_batch_size=9", "training.micro_batch_size=2"],
+        ["training.global_batch_size=9", "2 x 2 = 4", "nearest: 8, 12"],
+        id="batch-does-not-divide",
+    ),
+    pytest.param(
+        ["training.global_batch_size=8", "training.micro_batch_size=2", "training.gradient_accumulation_steps=3"],
+        ["training.global_batch_size=8", "2 x 2 x 3 = 12", "accumulation_steps=2"],
+        id="batch-triangle-contradicts",
+    ),
+    pytest.param(["model.num_heads=5"], ["model.num_heads=5", "128 mod 5 = 3", "nearest: 4, 8"], id="heads"),
+    pytest.param(
+        ["training.seq_len=999"], ["training.seq_len=999", "128 learned positions", "nearest: 128"], id="positions"
+    ),
+    pytest.param(["nodes=2"], ["nodes=2", "one machine", "nearest: 1"], id="local-on-two-nodes"),
+    pytest.param(
+        ["parallelism=zero2", "parallelism.offload_param=cpu"],
+        ["offload_param=cpu", "stage 3, here it is 2"],
+        id="offload",
+    ),
+    pytest.param(["data=text"], ["data.path=null", "set data.path=FILE"], id="text-without-path"),
+    pytest.param(["training.min_learning_rate=1"], ["min_learning_rate=1.0", "0.0006"], id="learning-rates"),
+    pytest.param(["cluster.time=0:240:0x"], ["cluster.time=0:240:0x", "hours:minutes:seconds"], id="time-form"),
+    pytest.param(["cluster.time=0"], ["cluster.time=0", "zero"], id="time-zero"),
+    pytest.param(["cluster.extra.gress=gpu:1"], ["cluster.extra.gress=gpu:1", "nearest: gres"], id="sbatch-option"),
+    pytest.param(["cluster.extra.nodes=4"], ["cluster.extra.nodes=4", "set by hpctrain itself"], id="own-option"),
+    pytest.param(
+        ["cluster.gpu_request=gres", "cluster.extra.gpus_per_task=1"],
+        ["gpus_per_task=1", "--gres=gpu:2"],
+        id="two-gpu-forms",
+    ),
+    pytest.param(["hardware.host_memory_gib=0.01"], ["memory.host", "short by"], id="host-memory"),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), PROBLEMS)
+def test_problems_name_key_rule_and_fix(words: list[str], expected: list[str]) -> None:
+    problems = plan_of("model=tiny", "cluster=local", *words).problems
+    assert len(problems) == 1, [str(problem) for problem in problems]
+    assert all(text in str(problems[0]) for text in expected), str(problems[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["cluster.extra.gpu_bind=closest"], "gpu-bind hides"),
+        (["nodes=2", "cluster.time=4:00"], "is 4 min: short for 2 nodes"),
+    ],
+)
+def test_warnings(words: list[str], expected: str) -> None:
+    plan = plan_of("model=tiny", "cluster=sandbox", *words)
+    assert plan.problems == ()
+    assert expected in plan.warnings[0]
+
+
+def test_all_problems_at_once() -> None:
+    plan = plan_of("model=tiny", "cluster=local", "nodes=2", "model.num_heads=5", "training.seq_len=999")
+    assert {problem.key for problem in plan.problems} == {"nodes", "model.num_heads", "training.seq_len"}
+
+
+def test_json_holds_the_whole_plan() -> None:
+    plan = plan_of("model=530b", "nodes=128")
+    decoded = json.loads(plan.to_json())
+    assert decoded["layout"]["world_size"] == 1024
+    assert decoded["num_parameters"] == plan.num_parameters
+    assert decoded["memory"]["gpu_bytes"] == sum(
+        term["num_bytes"] for term in decoded["memory"]["terms"] if term["tier"] == "gpu"
+    )
+    assert set(decoded) == set(plan.__dataclass_fields__)
+
+
+def test_the_same_configuration_gives_the_same_plan() -> None:
+    assert plan_of("model=13b", "nodes=4") == plan_of("model=13b", "nodes=4")
+
+
+def test_text_says_what_the_plan_holds() -> None:
+    text = render_plan(plan_of("model=530b", "nodes=128", "cluster.time=1-0"), python="/opt/py/bin/python")
+    assert text.startswith("note: hardware not stated: ndm_a100_v4")
+    for part in ("529,582,469,120", "1,024 GPUs", "#SBATCH --nodes=128", '"stage": 3', "time limit", "1 d", "estimate"):
+        assert part in text
+
+
+def test_text_of_a_plan_with_problems_ends_with_them() -> None:
+    text = render_plan(plan_of("model=tiny", "cluster=local", "nodes=2"), python="/opt/py/bin/python")
+    assert "problems (this plan is not submitted)" in text
+    assert "#SBATCH" not in text

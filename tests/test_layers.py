@@ -1,0 +1,68 @@
+"""Imports go one way; what is light stays light."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "hpctrain"
+
+ALLOWED = {
+    "errors": set(),
+    "units": set(),
+    "config": {"errors", "config"},
+    "plan": {"errors", "units", "config.schema", "plan"},
+    "record": {"errors", "units", "config.schema", "config.build", "plan", "record"},
+    "launch": {"errors", "units", "config", "plan", "record", "launch"},
+    "analysis": {"errors", "units", "config.schema", "plan", "record", "analysis"},
+    "worker": {"errors", "units", "config.schema", "plan", "record", "worker"},
+}
+"""Each room and the rooms it may import from; cli and help_text stand above all."""
+
+HEAVY = {"torch", "deepspeed", "pandas", "matplotlib"}
+IMPURE_IN_PLAN = {"os", "time", "random", "logging", "subprocess", "pathlib", "socket"}
+
+
+def imported_modules(path: Path) -> list[str]:
+    """Names of all modules that a file imports anywhere in it."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.append(node.module)
+    return names
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0].removesuffix(".py")
+
+
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if room_of(path) in ALLOWED)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=[str(path.relative_to(PACKAGE)) for path in MODULES])
+def test_a_module_imports_only_from_the_rooms_below(path: Path) -> None:
+    allowed = ALLOWED[room_of(path)]
+    for name in imported_modules(path):
+        if not name.startswith("hpctrain."):
+            continue
+        inside = name.removeprefix("hpctrain.")
+        if path.name == "rank_entry.py" and inside == "worker.job":
+            continue  # the one door to the worker, opened when a rank starts
+        assert any(inside == room or inside.startswith(f"{room}.") for room in allowed), f"{path} imports {name}"
+
+
+def test_torch_is_the_workers_and_pandas_the_analysis_own() -> None:
+    for path in MODULES:
+        heavy = {name.split(".")[0] for name in imported_modules(path)} & HEAVY
+        own = {"worker": {"torch", "deepspeed"}, "analysis": {"pandas", "matplotlib"}}.get(room_of(path), set())
+        assert heavy <= own, path
+
+
+def test_the_plan_is_pure() -> None:
+    for path in (PACKAGE / "plan").glob("*.py"):
+        assert not {name.split(".")[0] for name in imported_modules(path)} & IMPURE_IN_PLAN, path
