@@ -219,9 +219,9 @@ def _wait(run_paths: RunPaths, plan: RunPlan) -> int:
 
 
 def _print_summary(run_paths: RunPaths) -> None:
-    from hpctrain.analysis.report import write_summary
+    from hpctrain.analysis.report import SUMMARY_FIGURE, write_summary
 
-    print(write_summary(run_paths))
+    print(f"\n{write_summary(run_paths)}\n\npicture {run_paths.root / SUMMARY_FIGURE}")
 
 
 def _submit_sweep(planned: list[tuple[Point, RunPlan]], root: Path, python: str) -> int:
@@ -314,7 +314,8 @@ def _report(words: Sequence[str]) -> int:
     if len(found) == 1:
         _print_summary(found[0])
         return EXIT_OK
+    from hpctrain.analysis.frames import load_frames
     from hpctrain.analysis.report import render_text
 
-    print(render_text(found))
+    print(render_text(load_frames(known.folders)))
     return EXIT_OK

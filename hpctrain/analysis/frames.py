@@ -114,7 +114,7 @@ def read_run(run: RunPaths) -> RunData:
         records.extend(file.new_records())
     except OSError as error:
         problems.append(f"{run.steps}: {error.strerror}")
-    rows = [dataclasses.asdict(record) for record in records]
+    rows = [vars(record) for record in records]
     return RunData(
         folder=str(run.root),
         plan=plan,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from hpctrain.analysis.frames import Frames, read_run, run_summaries
-from hpctrain.analysis.plots import plot_run
+from hpctrain.analysis.run_plot import plot_run
 from hpctrain.analysis.scaling import KIND_KEYS, Scaling, scaling_efficiency
 from hpctrain.analysis.summary import FLOP_CONVENTIONS, RunSummary, rank_word, summarise
 from hpctrain.errors import RecordError
@@ -54,8 +54,8 @@ def render_summary(summary: RunSummary) -> str:
     return "\n".join(f"{label:<{width}}  {text}" for label, text in table)
 
 
-def write_summary(run: RunPaths) -> RunSummary:
-    """Saves ``summary.png`` and ``summary.json`` into the run folder and returns what they show.
+def write_summary(run: RunPaths) -> str:
+    """Saves ``summary.png`` and ``summary.json`` into the run folder and returns the summary as text.
 
     Raises:
         RecordError: the folder cannot be written.
@@ -63,7 +63,7 @@ def write_summary(run: RunPaths) -> RunSummary:
     data = read_run(run)
     summary = summarise(data)
     figure_bytes = io.BytesIO()
-    plot_run(summary, data.steps).savefig(figure_bytes, format="png")
+    plot_run(summary, data.steps).savefig(figure_bytes, format="png", dpi=200)
     values = dataclasses.asdict(summary)
     del values["folder"]  # a run folder may be moved
     values = {"schema_version": SUMMARY_SCHEMA_VERSION, **values, "flop_conventions": FLOP_CONVENTIONS}
@@ -75,7 +75,7 @@ def write_summary(run: RunPaths) -> RunSummary:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise RecordError(f"{run.root}: the summary cannot be written: {error.strerror}") from error
-    return summary
+    return render_summary(summary)
 
 
 def render_text(frames: Frames) -> str:
@@ -83,17 +83,16 @@ def render_text(frames: Frames) -> str:
     parts = []
     if len(frames.runs):
         parts.append(_runs_table(frames.runs))
-        parts += [render_scaling(scaling_efficiency(frames.runs, kind)) for kind in KIND_KEYS]
-        invalid = frames.runs.loc[~frames.runs["valid"], ["run", "reason"]]
-        if len(invalid):
-            lines = [f"  {run}: {reason}" for run, reason in invalid.itertuples(index=False)]
-            parts.append("\n".join(["Not for comparison (marked !):", *lines]))
+        scalings = [scaling_efficiency(frames.runs, kind) for kind in KIND_KEYS]
+        parts += [render_scaling(scaling) for scaling in scalings]
+        if scalings[0].left_out:
+            parts.append("\n  ".join(["Not for comparison (marked !):", *scalings[0].left_out]))
     parts += frames.problems
     return "\n\n".join(part for part in parts if part)
 
 
 def render_scaling(scaling: Scaling) -> str:
-    """Efficiencies of one kind as an aligned table, and why a group has none; empty if no group has two sizes."""
+    """Efficiencies of one kind as an aligned table, then the groups without; empty if no group has any."""
     points = scaling.points[scaling.points["efficiency"].notna()]
     if points.empty:
         return ""
@@ -105,7 +104,7 @@ def render_scaling(scaling: Scaling) -> str:
     ]
     header = ["GROUP", "GPUS", "NODES", "RUNS", "TOKENS/S", "BASE", "EFF %"]
     title = f"{scaling.kind.capitalize()} scaling from tokens/s, equal in all: {scaling.common}"
-    return "\n".join([title, _aligned([header, *rows])])
+    return "\n".join([title, _aligned([header, *rows]), *scaling.messages])
 
 
 def _runs_table(runs: pd.DataFrame) -> str:

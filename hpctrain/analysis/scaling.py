@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from hpctrain.analysis.summary import rank_word
 from hpctrain.units import short_count
 
 ScalingKind = Literal["strong", "weak"]
@@ -18,6 +19,7 @@ COMPARABLE = (
     "seq_len",
     "precision",
     "hardware",
+    "device",
     "activation_checkpointing",
     "parallelism",
     "zero_stage",
@@ -45,7 +47,10 @@ class Scaling:
     ``base_gpus`` and ``efficiency`` (NA without a base)."""
     common: str
     """What all groups share, for titles."""
+    left_out: tuple[str, ...]
+    """Runs that are not valid, each with its reason."""
     messages: tuple[str, ...]
+    """Groups without an efficiency, and batch splits that do not count."""
 
 
 def scaling_efficiency(runs: pd.DataFrame, kind: ScalingKind, base_gpus: int | None = None) -> Scaling:
@@ -59,28 +64,28 @@ def scaling_efficiency(runs: pd.DataFrame, kind: ScalingKind, base_gpus: int | N
         kind: which batch stays equal.
         base_gpus: size that all others are held against; None: the smallest of each group.
     """
-    messages = [
-        f"{run}: left out, {reason}"
-        for run, reason in runs.loc[~runs["valid"], ["run", "reason"]].itertuples(index=False)
+    left_out = [
+        f"{run}: {reason}" for run, reason in runs.loc[~runs["valid"], ["run", "reason"]].itertuples(index=False)
     ]
     keys = [*COMPARABLE, *KIND_KEYS[kind]]
     valid = runs[runs["valid"]]
     members = [group for _, group in valid.groupby(keys, dropna=False)]
     groups = pd.concat([group[keys].head(1) for group in members]) if members else valid[keys]
-    tables = []
+    tables, messages = [], []
     for label, group in zip(group_labels(groups), members, strict=True):
-        points, left_out = _points(group)
-        efficiencies, message = _efficiency(points, base_gpus)
-        messages += [f"{label}: {text}" for text in (*left_out, message) if text]
+        ranks = f"{rank_word(group['device'].iloc[0])}s"
+        points, slower = _points(group, ranks)
+        efficiencies, message = _efficiency(points, base_gpus, ranks)
+        messages += [f"{label}: {text}" for text in (*slower, message) if text]
         shared = {key: group[key].iloc[0] for key in COMPARABLE}
         tables.append(points.assign(group=label, **shared, **efficiencies))
     columns = ["group", *COMPARABLE, *_POINT_COLUMNS, "base_gpus", "efficiency"]
     table = pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
     table = table.astype({"base_gpus": "Int64", "efficiency": "Float64"})
-    return Scaling(kind, table, common_text(groups), tuple(messages))
+    return Scaling(kind, table, common_text(groups), tuple(left_out), tuple(messages))
 
 
-def _points(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+def _points(runs: pd.DataFrame, ranks: str) -> tuple[pd.DataFrame, list[str]]:
     """Sizes of one group, smallest first, and the slower splits that were left out."""
     points = (
         runs.groupby(["gpus", "nodes", *_SPLIT, "global_batch_size"], dropna=False)["tokens_per_s"]
@@ -90,7 +95,7 @@ def _points(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     )
     slower = points.duplicated(["gpus", "nodes"])
     left_out = [
-        f"on {gpus} GPUs the split micro batch {micro} x accumulation {accumulation} is slower and left out"
+        f"on {gpus} {ranks} the split micro batch {micro} x accumulation {accumulation} is slower and left out"
         for gpus, micro, accumulation in points.loc[slower, ["gpus", *_SPLIT]].itertuples(index=False)
     ]
     points = points[~slower].reset_index(drop=True)
@@ -98,15 +103,18 @@ def _points(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return points, left_out
 
 
-def _efficiency(points: pd.DataFrame, base_gpus: int | None) -> tuple[dict[str, Any], str]:
+def _efficiency(points: pd.DataFrame, base_gpus: int | None, ranks: str) -> tuple[dict[str, Any], str]:
     """Columns ``base_gpus`` and ``efficiency`` of one group, or a message why there are none."""
     sizes = points["gpus"].tolist()
     listing = ", ".join(map(str, sizes))
     none = {"base_gpus": pd.NA, "efficiency": pd.NA}
     if base_gpus is not None and base_gpus not in sizes:
-        return none, f"no valid run on the base of {base_gpus} GPUs, so no efficiency; there are runs on {listing}"
+        return none, f"no valid run on the base of {base_gpus} {ranks}, so no efficiency; there are runs on {listing}"
     if len(points) == 1:
-        return none, f"all runs have one size ({listing} GPUs), so no efficiency; add a run on another number of nodes"
+        return (
+            none,
+            f"all runs have one size ({listing} {ranks}), so no efficiency; add a run on another number of nodes",
+        )
     base = points[points["gpus"] == (base_gpus or sizes[0])].iloc[0]
     return {
         "base_gpus": base["gpus"],

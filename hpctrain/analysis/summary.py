@@ -176,7 +176,7 @@ def _with_recorded(summary: RunSummary, data: RunData) -> RunSummary:
     final_loss = float(curve["loss"].iloc[-1]) if len(curve) else math.nan
     return replace(
         summary,
-        state=last.state if last else "not started",
+        state=last.state if last else ("unreadable" if data.problem else "not started"),
         end_reason=last.end_reason if last else None,
         num_attempts=len(data.attempts),
         world_size=sizes.pop() if len(sizes) == 1 else None,

@@ -56,7 +56,8 @@ class ParallelismConfig:
     zero_stage: Literal[1, 2, 3]
     offload_optimizer: Literal["none", "cpu"] = "none"
     offload_param: Literal["none", "cpu"] = "none"
-    reduce_bucket_size: Count = 500_000_000
+    reduce_bucket_size: Count | None = None
+    """None: DeepSpeed's 500,000,000, or the model's parameters where they are fewer (stage 3 allocates it whole)."""
     allgather_bucket_size: Count = 500_000_000
     prefetch_bucket_size: NonNegativeInt = 50_000_000
     param_persistence_threshold: NonNegativeInt = 100_000

@@ -11,7 +11,17 @@ LEAF_MODULE = "hpctrain.worker.model.decoder.Block"
 """Gathered as one unit in stage 3: fewer collectives, and the block can be compiled whole."""
 
 
+_DEFAULT_REDUCE_BUCKET = 500_000_000
+"""Elements. Source: DeepSpeed 0.19.8, runtime/zero/config.py."""
+
+
+def reduce_bucket_elements(parallelism: ParallelismConfig, num_parameters: int) -> int:
+    """Size of the gradient bucket, in elements."""
+    return parallelism.reduce_bucket_size or min(_DEFAULT_REDUCE_BUCKET, num_parameters)
+
+
 def build_ds_config(
+    num_parameters: int,
     batch: Batch,
     parallelism: ParallelismConfig,
     training: TrainingConfig,
@@ -35,7 +45,7 @@ def build_ds_config(
                 **_optimizer_kernel(parallelism, use_cuda),
             },
         },
-        "zero_optimization": _zero_section(parallelism, use_cuda),
+        "zero_optimization": _zero_section(num_parameters, parallelism, use_cuda),
     }
     if precision == "bf16":
         config["bf16"] = {"enabled": True}
@@ -52,11 +62,11 @@ def _optimizer_kernel(parallelism: ParallelismConfig, use_cuda: bool) -> dict[st
     return {"torch_adam": True, "fused": True} if use_cuda else {"torch_adam": True}
 
 
-def _zero_section(parallelism: ParallelismConfig, use_cuda: bool) -> dict[str, Any]:
+def _zero_section(num_parameters: int, parallelism: ParallelismConfig, use_cuda: bool) -> dict[str, Any]:
     pin_memory = parallelism.pin_memory and use_cuda
     section: dict[str, Any] = {
         "stage": parallelism.zero_stage,
-        "reduce_bucket_size": parallelism.reduce_bucket_size,
+        "reduce_bucket_size": reduce_bucket_elements(parallelism, num_parameters),
         "allgather_bucket_size": parallelism.allgather_bucket_size,
         "overlap_comm": parallelism.overlap_comm,
         "contiguous_gradients": True,

@@ -16,10 +16,13 @@ from hpctrain.config.schema import (
     Precision,
 )
 from hpctrain.errors import Problem
+from hpctrain.plan.ds_config import reduce_bucket_elements
 from hpctrain.plan.layout import Batch, Layout
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.units import GIB, gib
 
+CPU_PROCESS_BYTES = int(0.4 * GIB)
+"""Resident size of a rank before it holds a model. Measured 2026-11-29: torch 2.13.0 (CPU build), DeepSpeed 0.19.8, gloo."""
 BYTES_PER_ELEMENT: dict[Precision, int] = {"fp32": 4, "bf16": 2}
 _DECODER = "hpctrain/worker/model/decoder.py"
 DEVICE_CONTEXT_BYTES = int(1.5 * GIB)
@@ -105,6 +108,7 @@ def estimate_memory(
         terms.append(MemoryTerm("context and NCCL", DEVICE_CONTEXT_BYTES, "gpu", "assumed"))
     else:
         terms = [MemoryTerm(term.name, term.num_bytes, "host", term.source) for term in terms]
+        terms.append(MemoryTerm("Python and torch", CPU_PROCESS_BYTES, "host", "measured, see CPU_PROCESS_BYTES"))
     return MemoryEstimate(
         terms=tuple(term for term in terms if term.num_bytes),
         gpu_capacity_bytes=_bytes(hardware.gpu_memory_gib),
@@ -147,9 +151,9 @@ def _bucket_terms(shape: ModelShape, parallelism: ParallelismConfig, width: int)
     total = shape.num_parameters
     if parallelism.zero_stage < 3:
         copies = 3 if parallelism.overlap_comm else 2
-        bucket = min(parallelism.reduce_bucket_size, total)
+        bucket = min(reduce_bucket_elements(parallelism, total), total)
         return [MemoryTerm("reduce buckets", copies * bucket * width, "gpu", "runtime/zero/stage_1_and_2.py")]
-    bucket = parallelism.reduce_bucket_size
+    bucket = reduce_bucket_elements(parallelism, total)
     persistent = shape.num_layers * shape.block_vector_parameters
     return [
         MemoryTerm("reduce bucket", bucket * width, "gpu", "runtime/zero/stage3.py"),

@@ -108,7 +108,12 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         flops_per_step=step_flops(shape, seq_len, batch.global_batch_size, choice.checkpointing),
         memory=memory,
         ds_config=build_ds_config(
-            batch, config.parallelism, config.training, precision, config.hardware.device == "cuda"
+            shape.num_parameters,
+            batch,
+            config.parallelism,
+            config.training,
+            precision,
+            config.hardware.device == "cuda",
         ),
         cluster_kind=config.cluster.kind,
         slurm=slurm,

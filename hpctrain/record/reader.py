@@ -35,14 +35,16 @@ def read_submission(run: RunPaths) -> SubmissionRecord:
 
 def read_attempts(run: RunPaths) -> list[AttemptRecord]:
     """All starts of the run in order; a failure that a rank wrote down counts before the end marker is there."""
-    numbers = sorted(int(path.stem) for path in run.attempts.glob("*.json") if path.stem.isdigit())
-    attempts = []
-    for number in numbers:
-        attempt = read_record(run.attempt(number), AttemptRecord)
-        if attempt.state == "running" and run.failure(number).exists():
-            attempt = with_failure(attempt, read_record(run.failure(number), AttemptRecord))
-        attempts.append(attempt)
-    return attempts
+    numbers = {int(path.name.split(".")[0]) for path in run.attempts.glob("[0-9]*.json")}
+    return [_read_attempt(run, number) for number in sorted(numbers)]
+
+
+def _read_attempt(run: RunPaths, number: int) -> AttemptRecord:
+    failure = read_record(run.failure(number), AttemptRecord) if run.failure(number).exists() else None
+    if failure is not None and not run.attempt(number).exists():
+        return failure  # it failed before rank 0 could say that it started
+    attempt = read_record(run.attempt(number), AttemptRecord)
+    return with_failure(attempt, failure) if failure is not None and attempt.state == "running" else attempt
 
 
 def with_failure(started: AttemptRecord, failure: AttemptRecord) -> AttemptRecord:

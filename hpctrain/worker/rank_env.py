@@ -46,7 +46,6 @@ _LOCAL_VARIABLES = (
 # takes addresses from AzureML's and SageMaker's variables (comm/comm.py); a foreign TORCHELASTIC agent has its own store.
 _FOREIGN_PREFIXES = ("OMPI_", "PMI", "TORCHELASTIC_")
 _FOREIGN_NAMES = ("AZUREML_EXPERIMENT_ID", "SM_TRAINING_ENV", "DLTS_JOB_ID")
-_RANK_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "NODE_RANK", "CROSS_RANK", "CROSS_SIZE")
 
 
 @dataclass(frozen=True)
@@ -177,13 +176,16 @@ def variables_to_set(
     Raises:
         RankEnvironmentError: ``env`` sets a rank variable, or the task sees no GPU of its own.
     """
-    taken = sorted(set(user_env) & set(_RANK_NAMES))
+    identity = _identity_variables(rank_env, environment, device)
+    taken = sorted(set(user_env) & set(identity))
     if taken:
         raise RankEnvironmentError(
             f"env.{taken[0]}={user_env[taken[0]]}: every rank has its own value, computed in its task; leave it out"
         )
     caches = PurePosixPath(cache_dir(rank_env, environment))
     return {
+        "MASTER_ADDR": rank_env.master_addr,
+        "MASTER_PORT": str(rank_env.master_port),
         "OMP_NUM_THREADS": str(_num_threads(rank_env, environment, affinity_cpus)),
         "DS_ACCELERATOR": device,
         "DEEPSPEED_TIMEOUT": str(start_timeout_min),
@@ -191,6 +193,13 @@ def variables_to_set(
         "TRITON_CACHE_DIR": str(caches / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         **user_env,
+        **identity,
+    }
+
+
+def _identity_variables(rank_env: RankEnv, environment: Mapping[str, str], device: DeviceKind) -> dict[str, str]:
+    """All that torch and DeepSpeed want to know about the rank; if one is missing DeepSpeed looks for MPI."""
+    return {
         "RANK": str(rank_env.rank),
         "WORLD_SIZE": str(rank_env.world_size),
         "LOCAL_RANK": str(device_index(rank_env, environment) if device == "cuda" else rank_env.local_rank),
@@ -199,8 +208,6 @@ def variables_to_set(
         "NODE_RANK": str(rank_env.node_rank),
         "CROSS_RANK": str(rank_env.node_rank),
         "CROSS_SIZE": str(rank_env.num_nodes),
-        "MASTER_ADDR": rank_env.master_addr,
-        "MASTER_PORT": str(rank_env.master_port),
     }
 
 
@@ -218,16 +225,16 @@ def cache_dir(rank_env: RankEnv, environment: Mapping[str, str]) -> str:
 
     Under HOME all nodes would compile into one network folder, whose file locks are not shared between nodes, and a killed
     compile leaves a lock there for which torch waits without end (torch/utils/file_baton.py).
-
-    Raises:
-        RankEnvironmentError: all candidates are below HOME.
     """
     home = PurePosixPath(environment.get("HOME", "/"))
-    for name in (environment.get("TMPDIR", "/tmp"), "/tmp", "/var/tmp"):
-        folder = PurePosixPath(name)
-        if folder.is_absolute() and (home == PurePosixPath("/") or not folder.is_relative_to(home)):
-            return str(folder / f"hpctrain-{environment.get('USER', 'user')}-{rank_env.job_id}-{rank_env.attempt}")
-    raise RankEnvironmentError(f"HOME={home}: TMPDIR, /tmp and /var/tmp are below it; set TMPDIR to a node-local folder")
+    # At least one of the last two is not below HOME, unless HOME is the root and says nothing.
+    candidates = [PurePosixPath(name) for name in (environment.get("TMPDIR", "/tmp"), "/tmp", "/var/tmp")]
+    folder = next(
+        folder
+        for folder in candidates
+        if folder.is_absolute() and (home == PurePosixPath("/") or not folder.is_relative_to(home))
+    )
+    return str(folder / f"hpctrain-{environment.get('USER', 'user')}-{rank_env.job_id}-{rank_env.attempt}")
 
 
 def device_index(rank_env: RankEnv, environment: Mapping[str, str]) -> int:
@@ -283,7 +290,9 @@ def _tasks_of_node(text: str, node_rank: int) -> int:
         try:
             counts += [int(count)] * (int(repeat.rstrip(")")) if repeat else 1)
         except ValueError:
-            raise RankEnvironmentError(f"SLURM_STEP_TASKS_PER_NODE={text}: {part!r} is not in Slurm's form 2(x3)") from None
+            raise RankEnvironmentError(
+                f"SLURM_STEP_TASKS_PER_NODE={text}: {part!r} is not in Slurm's form 2(x3)"
+            ) from None
     if node_rank >= len(counts):
         raise RankEnvironmentError(
             f"SLURM_NODEID={node_rank}: SLURM_STEP_TASKS_PER_NODE={text} has {len(counts)} nodes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,11 @@ class Cluster:
         return f"{self.name}-n[{1:0{self.digits}d}-{self.num_nodes:0{self.digits}d}]"
 
     @property
+    def is_small(self) -> bool:
+        """True if its daemons answer at once; with more of them on one machine, Slurm gets longer timeouts."""
+        return self.num_nodes <= 16
+
+    @property
     def controller_port(self) -> int:
         """Port of slurmctld; slurmdbd and the slurmd follow."""
         return self.first_port
@@ -95,6 +101,11 @@ class Cluster:
     def first_node_port(self) -> int:
         """Port of the first slurmd."""
         return self.first_port + 2
+
+
+def fallback_root(sandbox_dir: Path) -> Path:
+    """The folder in /tmp for a sandbox whose own folder Slurm can't work in: the same one for each call."""
+    return Path("/tmp") / f"hpcsb-{hashlib.sha256(bytes(sandbox_dir)).hexdigest()[:8]}"
 
 
 def num_ports(num_nodes: int) -> int:
@@ -151,7 +162,7 @@ def _daemon_lines(cluster: Cluster) -> list[str]:
         "AuthType=auth/munge",
         "CredType=cred/munge",
         # A requeued job waits this long before it may start again; Slurm's 120 s make tests of requeue slow.
-        f"AuthInfo=socket={cluster.munge_socket},cred_expire={20 if cluster.num_nodes <= 16 else 60}",
+        f"AuthInfo=socket={cluster.munge_socket},cred_expire={20 if cluster.is_small else 60}",
         f"StateSaveLocation={root}/state",
         f"SlurmdSpoolDir={root}/spool/%n",
         f"SlurmctldPidFile={root}/run/slurmctld.pid",
@@ -160,9 +171,10 @@ def _daemon_lines(cluster: Cluster) -> list[str]:
         f"SlurmdLogFile={root}/log/slurmd-%n.log",
         # Jobs of a sandbox mail nobody.
         "MailProg=/bin/true",
-        # Many daemons share few cores here: an answer may take longer than Slurm's 10 s.
-        "MessageTimeout=60",
-        "SlurmdTimeout=30",
+        # With many nodes on few cores an answer may take longer than Slurm's 10 s; but clients wait as long for
+        # a controller that is away.
+        f"MessageTimeout={10 if cluster.is_small else 60}",
+        f"SlurmdTimeout={30 if cluster.is_small else 60}",
         "MpiDefault=none",
         "ProctrackType=proctrack/linuxproc",
         "TaskPlugin=task/none",
@@ -189,15 +201,20 @@ def _scheduling_lines(cluster: Cluster) -> list[str]:
 
 
 def _accounting_lines(cluster: Cluster) -> list[str]:
+    gather = [
+        "JobAcctGatherType=jobacct_gather/linux",
+        # Steps shorter than this have no MaxRSS; every slurmstepd reads all of /proc each time.
+        f"JobAcctGatherFrequency={5 if cluster.is_small else 30}",
+    ]
     if not cluster.accounting:
-        return ["AccountingStorageType=accounting_storage/none", "JobAcctGatherType=jobacct_gather/linux"]
+        return ["AccountingStorageType=accounting_storage/none", *gather]
     return [
+        *gather,
         "AccountingStorageType=accounting_storage/slurmdbd",
         "AccountingStorageHost=localhost",
         f"AccountingStoragePort={cluster.database_daemon_port}",
         f"AccountingStoragePass={cluster.munge_socket}",
         *(["AccountingStorageTRES=gres/gpu"] if cluster.gpus_per_node else []),
-        "JobAcctGatherType=jobacct_gather/linux",
     ]
 
 
@@ -219,9 +236,7 @@ def gres_conf(cluster: Cluster) -> str:
     """The text of gres.conf: fake GPUs of every node, named like NVIDIA's devices."""
     last = cluster.gpus_per_node - 1
     devices = "nvidia0" if last == 0 else f"nvidia[0-{last}]"
-    lines = [
-        f"NodeName={node} Name=gpu File={cluster.root}/dev/{node}/{devices}" for node in cluster.node_names
-    ]
+    lines = [f"NodeName={node} Name=gpu File={cluster.root}/dev/{node}/{devices}" for node in cluster.node_names]
     return "\n".join(["AutoDetect=off", *lines]) + "\n"
 
 

@@ -8,17 +8,18 @@ import os
 import random
 import re
 import socket
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from cluster_files import fallback_root
 from processes import EXIT_REFUSED, SandboxError
 
 HOSTS_FILE = Path("/etc/hosts")
 LOCK_NAME = ".hpctrain-sandbox.lock"
 # sun_path of an AF_UNIX address holds 108 bytes with the final zero; slurmstepd's sockets are the longest:
-# SlurmdSpoolDir/NODE_JOB.STEP with two 32-bit numbers.
+# SlurmdSpoolDir/NODE_JOB.STEP, with a job of 26 bits and a step of 32.
 MAX_SOCKET_BYTES = 107
+STEP_SUFFIX = "_67108863.4294967295"
 # Below Linux' default range of ephemeral ports, so that no client's socket takes a daemon's port.
 PORTS = range(10000, 32000)
 
@@ -40,17 +41,15 @@ def locked(sandbox_dir: Path) -> Iterator[None]:
         yield
 
 
-def choose_root(sandbox_dir: Path, name: str) -> Path:
-    """The folder itself if Slurm can work in it, else a new one in /tmp.
+def choose_root(sandbox_dir: Path, node: str) -> Path:
+    """The folder itself if Slurm can work in it, else one in /tmp.
 
     Sockets need a short path; slurm.conf gives blanks, '%', '#', ',' and brackets a meaning.
     """
-    socket_path = f"{sandbox_dir}/spool/{name}-n0000/{name}-n0000_4294967295.4294967295"
-    if len(socket_path.encode()) <= MAX_SOCKET_BYTES and re.fullmatch(
-        r"[\w./+@-]+", str(sandbox_dir), re.ASCII
-    ):
+    longest = f"{sandbox_dir}/spool/{node}/{node}{STEP_SUFFIX}"
+    if len(longest) <= MAX_SOCKET_BYTES and re.fullmatch(r"[\w./+@-]+", str(sandbox_dir), re.ASCII):
         return sandbox_dir
-    return Path(tempfile.mkdtemp(prefix="hpctrain-sandbox-", dir="/tmp"))
+    return fallback_root(sandbox_dir)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster_files import Cluster
+from cluster_files import Cluster, fallback_root
 
 DIR_VARIABLE = "HPCTRAIN_SANDBOX_DIR"
 ROLE_VARIABLE = "HPCTRAIN_SANDBOX_ROLE"
@@ -38,6 +38,9 @@ ACCOUNTING_PACKAGES = {
 
 # These write their title over their environment; the log they have open tells whose they are.
 RETITLED = ("slurmstepd", "slurmscriptd")
+# Clients of Slurm that wait for a job; without the sandbox they would wait for ever. Not salloc: its child is
+# the user's shell.
+WAITING_CLIENTS = ("srun", "sbatch", "sattach")
 
 EXIT_REFUSED = 2
 EXIT_FAILED = 3
@@ -160,17 +163,13 @@ class Daemons:
         return "\n".join(f"    {line}" for line in lines)
 
 
-def find_processes(sandbox_dir: Path, cluster: Cluster | None) -> list[Process]:
-    """All processes of a sandbox, but not the caller.
+def find_processes(sandbox_dir: Path) -> list[Process]:
+    """All processes of a sandbox and the clients that wait for its jobs, but not the caller.
 
     A process of a job is a descendant of a slurmstepd, or, once it has detached itself, one with the
     variables that slurmstepd sets. SLURM_CONF alone says nothing: the user's shell exports it, too.
-
-    Args:
-        sandbox_dir: Folder of the sandbox.
-        cluster: None if its state file is lost; detached processes of jobs are not found then.
     """
-    root = cluster.root_path if cluster else sandbox_dir
+    roots = [sandbox_dir, fallback_root(sandbox_dir)]
     roles: dict[int, str] = {}
     commands: dict[int, str] = {}
     children: dict[int, list[int]] = {}
@@ -182,9 +181,10 @@ def find_processes(sandbox_dir: Path, cluster: Cluster | None) -> list[Process]:
             commands[pid] = before.partition("(")[2]
             children.setdefault(int(after.split()[1]), []).append(pid)
             if commands[pid] in RETITLED:
-                role = _role_by_log(folder, root / "log")
+                role = _role_by_log(folder, roots)
             else:
-                role = _role_by_environment((folder / "environ").read_bytes(), sandbox_dir, cluster)
+                variables = (folder / "environ").read_bytes()
+                role = _role_by_environment(variables, commands[pid], roots)
             if role:
                 roles[pid] = role
     pending = list(roles)
@@ -196,20 +196,22 @@ def find_processes(sandbox_dir: Path, cluster: Cluster | None) -> list[Process]:
     return [Process(pid, role, commands[pid]) for pid, role in sorted(roles.items()) if pid != os.getpid()]
 
 
-def _role_by_environment(environ: bytes, sandbox_dir: Path, cluster: Cluster | None) -> str:
-    pairs = (pair.partition("=") for pair in environ.decode(errors="replace").split("\0"))
+def _role_by_environment(variables: bytes, command: str, roots: list[Path]) -> str:
+    pairs = (pair.partition("=") for pair in os.fsdecode(variables).split("\0"))
     env = {key: value for key, _, value in pairs}
-    if env.get(DIR_VARIABLE) == str(sandbox_dir):
+    if env.get(DIR_VARIABLE) == str(roots[0]):
         return env.get(ROLE_VARIABLE, "")
-    if cluster and env.get("SLURM_CONF") == str(cluster.slurm_conf) and "SLURMD_NODENAME" in env:
+    if env.get("SLURM_CONF") not in [f"{root}/slurm.conf" for root in roots]:
+        return ""
+    if "SLURMD_NODENAME" in env:
         return f"job:{env['SLURMD_NODENAME']}"
-    return ""
+    return "client" if command in WAITING_CLIENTS else ""
 
 
-def _role_by_log(folder: Path, logs: Path) -> str:
+def _role_by_log(folder: Path, roots: list[Path]) -> str:
     for descriptor in (folder / "fd").iterdir():
         log = descriptor.readlink()
-        if log.parent == logs and log.suffix == ".log":
+        if log.parent in [root / "log" for root in roots] and log.suffix == ".log":
             return log.stem.replace("slurmd-", "slurmd:")
     return ""
 

@@ -17,7 +17,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from cluster_files import Cluster, conf_key, export_line, gres_conf, num_ports, slurm_conf, slurmdbd_conf
+from cluster_files import (
+    Cluster,
+    conf_key,
+    export_line,
+    fallback_root,
+    gres_conf,
+    num_ports,
+    slurm_conf,
+    slurmdbd_conf,
+)
 from machine import LOCK_NAME, add_hosts, choose_root, locked, remove_hosts, reserved_ports
 from processes import (
     EXIT_FAILED,
@@ -31,7 +40,7 @@ from processes import (
     progress,
     run_client,
 )
-from startup import controller_answers, node_answers, start_all
+from startup import controller_knows_nodes, node_answers, start_all
 
 EXIT_NOT_UP = 1
 EXIT_MISSING_PROGRAMS = 4
@@ -55,7 +64,7 @@ def load_running(sandbox_dir: Path) -> Cluster:
         SandboxError: None is up there.
     """
     cluster = load(sandbox_dir)
-    if cluster is None or not find_processes(sandbox_dir, cluster):
+    if cluster is None or not find_processes(sandbox_dir):
         raise SandboxError(f"--dir={sandbox_dir}: no sandbox is up there; run: sandbox.py up", EXIT_NOT_UP)
     return cluster
 
@@ -66,12 +75,10 @@ def up(args: argparse.Namespace) -> None:
     check_request(args)
     own = (sandbox_dir / LOCK_NAME).exists()
     if sandbox_dir.exists() and not own and (not sandbox_dir.is_dir() or any(sandbox_dir.iterdir())):
-        raise SandboxError(
-            f"--dir={sandbox_dir}: must be new or empty; try --dir={sandbox_dir}/sandbox", EXIT_REFUSED
-        )
+        raise SandboxError(f"--dir={sandbox_dir}: must be new or empty; try --dir={sandbox_dir}/sandbox", EXIT_REFUSED)
     sandbox_dir.mkdir(parents=True, exist_ok=True)
     with locked(sandbox_dir):
-        if (sandbox_dir / STATE_NAME).exists():
+        if (sandbox_dir / STATE_NAME).exists() or find_processes(sandbox_dir):
             raise SandboxError(
                 f"--dir={sandbox_dir}: holds a sandbox already; use it (sandbox.py env), end it (sandbox.py"
                 " down), or give another --dir",
@@ -98,9 +105,9 @@ def check_request(args: argparse.Namespace) -> None:
             nearest = min(max(value, low), high)
             option = f"--{key.replace('_', '-')}"
             raise SandboxError(f"{option}={value}: must be {low} to {high}; nearest: {nearest}", EXIT_REFUSED)
-    if not re.fullmatch(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?", args.name):
+    if not re.fullmatch(r"[a-z]([a-z0-9-]{0,22}[a-z0-9])?", args.name):
         raise SandboxError(
-            f"--name={args.name!r}: must be 1 to 30 of a-z, 0-9 and '-', begin with a letter and not end with"
+            f"--name={args.name!r}: must be 1 to 24 of a-z, 0-9 and '-', begin with a letter and not end with"
             " '-', since host names derive from it",
             EXIT_REFUSED,
         )
@@ -133,12 +140,12 @@ def user_name() -> str:
 
 
 def create(sandbox_dir: Path, args: argparse.Namespace, first_port: int) -> Cluster:
-    """Write all files of a sandbox and the host names; the state file first, so that down knows them all."""
+    """Write all files of a sandbox and the host names."""
     cluster = Cluster(
         name=args.name,
         user=user_name(),
         sandbox_dir=str(sandbox_dir),
-        root=str(choose_root(sandbox_dir, args.name)),
+        root=str(choose_root(sandbox_dir, f"{args.name}-n{args.nodes:03d}")),
         num_nodes=args.nodes,
         gpus_per_node=args.gpus,
         cpus_per_node=args.cpus,
@@ -152,6 +159,8 @@ def create(sandbox_dir: Path, args: argparse.Namespace, first_port: int) -> Clus
     new_state.replace(sandbox_dir / STATE_NAME)
     add_hosts(sandbox_dir, cluster.node_names)
     root = cluster.root_path
+    if root != sandbox_dir:
+        root.mkdir(mode=0o700)
     for folder in ("log", "run", "state", "spool"):
         (root / folder).mkdir()
     for node in cluster.node_names:
@@ -169,12 +178,14 @@ def create(sandbox_dir: Path, args: argparse.Namespace, first_port: int) -> Clus
 
 
 def take_down(sandbox_dir: Path) -> int:
-    """End all processes, then remove host names and files; the count of processes."""
-    cluster = load(sandbox_dir)
-    killed = kill_all(lambda: find_processes(sandbox_dir, cluster))
+    """End all processes, then remove host names and files; the count of processes.
+
+    The state file is not read: it may be lost, or not be written yet.
+    """
+    killed = kill_all(lambda: find_processes(sandbox_dir))
     remove_hosts(sandbox_dir)
-    if cluster and cluster.root_path.exists():
-        shutil.rmtree(cluster.root)
+    if fallback_root(sandbox_dir).exists():
+        shutil.rmtree(fallback_root(sandbox_dir))
     if (sandbox_dir / LOCK_NAME).exists():
         shutil.rmtree(sandbox_dir)
     return killed
@@ -201,7 +212,7 @@ def env(args: argparse.Namespace) -> None:
 def status(args: argparse.Namespace) -> None:
     """Print which daemons run, and sinfo."""
     cluster = load_running(args.dir)
-    processes = find_processes(args.dir, cluster)
+    processes = find_processes(args.dir)
     running = {process.role for process in processes if process.command == process.role.partition(":")[0]}
     database = ["mariadbd", "slurmdbd"] if cluster.accounting else []
     for role in ["munged", *database, "slurmctld"]:
@@ -223,9 +234,7 @@ def kill_node(args: argparse.Namespace) -> None:
     """End a node as a power cut does: slurmd, its slurmstepd and the processes of jobs."""
     with running(args.dir) as cluster:
         node = node_of(args, cluster)
-        killed = kill_all(
-            lambda: [process for process in find_processes(args.dir, cluster) if process.node == node]
-        )
+        killed = kill_all(lambda: [process for process in find_processes(args.dir) if process.node == node])
         progress(f"{node}: {killed} processes killed")
 
 
@@ -234,13 +243,8 @@ def start_node(args: argparse.Namespace) -> None:
     with running(args.dir) as cluster:
         node = node_of(args, cluster)
         role = f"slurmd:{node}"
-        if any(
-            process.role == role and process.command == "slurmd"
-            for process in find_processes(args.dir, cluster)
-        ):
-            raise SandboxError(
-                f"{node}: slurmd runs already; to end it: sandbox.py kill-node {node}", EXIT_REFUSED
-            )
+        if any(process.role == role and process.command == "slurmd" for process in find_processes(args.dir)):
+            raise SandboxError(f"{node}: slurmd runs already; to end it: sandbox.py kill-node {node}", EXIT_REFUSED)
         daemons = Daemons(cluster)
         daemons.start(role, "slurmd", "-D", "-N", node)
         daemons.wait(f"{node}: not back", lambda: node_answers(cluster, node), 60)
@@ -249,12 +253,12 @@ def start_node(args: argparse.Namespace) -> None:
 
 def stop_controller(args: argparse.Namespace) -> None:
     """End slurmctld in good order: it saves the state of its jobs."""
-    with running(args.dir) as cluster:
-        for process in controller_processes(args.dir, cluster):
+    with running(args.dir):
+        for process in controller_processes(args.dir):
             if process.command == "slurmctld":
                 os.kill(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + 60
-        while controller_processes(args.dir, cluster):
+        while controller_processes(args.dir):
             if time.monotonic() > deadline:
                 raise SandboxError("slurmctld: still there 60 s after SIGTERM; sandbox.py down ends all")
             time.sleep(0.1)
@@ -262,19 +266,19 @@ def stop_controller(args: argparse.Namespace) -> None:
 
 
 def start_controller(args: argparse.Namespace) -> None:
-    """Start slurmctld again and wait until it answers."""
+    """Start slurmctld again and wait until it knows the state of its nodes."""
     with running(args.dir) as cluster:
-        if controller_processes(args.dir, cluster):
+        if controller_processes(args.dir):
             raise SandboxError("slurmctld: runs already; to end it: sandbox.py stop-controller", EXIT_REFUSED)
         daemons = Daemons(cluster)
         daemons.start("slurmctld", "slurmctld", "-D")
-        daemons.wait("slurmctld: no answer", lambda: controller_answers(cluster), 60)
+        daemons.wait("slurmctld: nodes are still unknown", lambda: controller_knows_nodes(cluster), 120)
         progress("slurmctld: started")
 
 
-def controller_processes(sandbox_dir: Path, cluster: Cluster) -> list[Process]:
+def controller_processes(sandbox_dir: Path) -> list[Process]:
     """The processes of the controller: slurmctld and its helper slurmscriptd, which ends with it."""
-    return [process for process in find_processes(sandbox_dir, cluster) if process.role == "slurmctld"]
+    return [process for process in find_processes(sandbox_dir) if process.role == "slurmctld"]
 
 
 @contextlib.contextmanager
@@ -308,9 +312,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     options.add_argument("--gpus", type=int, default=2, help="GPUs of each node, fake; 0: none (default: 2)")
     options.add_argument("--cpus", type=int, default=8, help="CPUs of each node (default: 8)")
     options.add_argument("--memory-mib", type=int, default=65536, help="memory of each node (default: 65536)")
-    options.add_argument(
-        "--accounting", action=argparse.BooleanOptionalAction, default=True, help="sacct (default)"
-    )
+    options.add_argument("--accounting", action=argparse.BooleanOptionalAction, default=True, help="sacct (default)")
     options.add_argument(
         "--slurm-conf-line",
         metavar="LINE",

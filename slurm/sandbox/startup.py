@@ -15,9 +15,7 @@ def start_all(cluster: Cluster) -> None:
     progress(f"starting {cluster.name} in {root}")
     # --force: the folder may lie below one that a group may write, as homes often do.
     munge_files = [f"--{what}-file={root}/munge.{what}" for what in ("key", "seed", "pid")]
-    daemons.start(
-        "munged", "munged", "--foreground", "--force", f"--socket={cluster.munge_socket}", *munge_files
-    )
+    daemons.start("munged", "munged", "--foreground", "--force", f"--socket={cluster.munge_socket}", *munge_files)
     daemons.wait("munged: its socket", cluster.munge_socket.exists, 30)
     if cluster.accounting:
         start_accounting(daemons, cluster)
@@ -83,6 +81,13 @@ def node_states(cluster: Cluster) -> dict[str, str]:
     """State of each node in sinfo's words; an appended '*' means that slurmd does not answer."""
     lines = run_client(cluster, "sinfo", "-h", "-N", "-o", "%N %T").splitlines()
     return dict(line.split() for line in lines)
+
+
+def controller_knows_nodes(cluster: Cluster) -> bool:
+    """True if slurmctld has heard from every node or given it up."""
+    if not controller_answers(cluster):
+        return False
+    return not any(state.startswith("unk") for state in node_states(cluster).values())
 
 
 def node_answers(cluster: Cluster, node: str) -> bool:

@@ -109,7 +109,7 @@ def test_rows_of_the_frame_are_the_summaries(tmp_path: Path) -> None:
 
 def test_a_run_reached_by_two_roots_is_one_row(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
-    assert len(load_frames([tmp_path, tmp_path / "run"]).runs) == 1
+    assert len(load_frames([tmp_path, tmp_path / "run", tmp_path / "run" / ".." / "run"]).runs) == 1
 
 
 def test_roots_without_runs_are_listed(tmp_path: Path) -> None:
@@ -263,6 +263,20 @@ def test_above_the_peak_no_rate_remains(tmp_path: Path) -> None:
     assert summary.mfu is None
     assert summary.hfu is None
     assert summary.step_time_s == 0.01
+
+
+def test_a_little_above_the_peak_is_above_it(tmp_path: Path) -> None:
+    """0.0867 GFLOP/s at one second, so 0.086 s is 1.008 of the peak of 1 GFLOP/s."""
+    make_run(tmp_path / "run", attempts=[Attempt([0.086] * 4)])
+    assert "0.001008 hardware TFLOP/s a GPU is above the peak of 0.001" in load_one(tmp_path).reason
+
+
+def test_a_start_with_the_wrong_world_size_that_made_no_step_is_forgiven(tmp_path: Path) -> None:
+    refused = Attempt([], end={"state": "failed", "end_reason": "world_size_mismatch", "world_size": 4})
+    make_run(tmp_path / "run", attempts=[refused, Attempt([1] * 10)])
+    summary = load_one(tmp_path)
+    assert summary.valid, summary.reason
+    assert (summary.world_size, summary.num_attempts) == (8, 2)
 
 
 def test_megatron_count_above_the_peak_is_no_reason(tmp_path: Path) -> None:

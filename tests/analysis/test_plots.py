@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hpctrain.analysis.frames import load_frames, read_run
-from hpctrain.analysis.plots import plot_run, plot_scaling, plot_tflops
+from hpctrain.analysis.plots import plot_scaling, plot_tflops
 from hpctrain.analysis.published import as_runs, load_published
+from hpctrain.analysis.run_plot import plot_run
 from hpctrain.analysis.scaling import scaling_efficiency
 from hpctrain.analysis.summary import summarise
 from hpctrain.record.paths import RunPaths
@@ -186,5 +189,18 @@ def test_scaling_without_anything_to_compare(tmp_path: Path) -> None:
         assert message in figure.axes[0].texts[0].get_text().replace("\n", " ")
 
 
+def test_scaling_on_cpu_speaks_of_ranks(tmp_path: Path) -> None:
+    for size in (2, 4):
+        make_run(tmp_path / f"run-{size}", toy_config(nodes=1, hardware=replace(CPU_NODE, gpus_per_node=size)))
+    (axis,) = plot_scaling(scaling_efficiency(load_frames([tmp_path]).runs, "weak")).axes
+    assert axis.get_xlabel() == "ranks (nodes)"
+    assert axis.get_title("left").startswith("Own runs: weak scaling, same batch per rank\n")
+    assert legend(axis) == ["ideal", "toy (base 2 ranks)"]
+
+
 def test_no_global_state_of_pyplot() -> None:
-    assert "matplotlib.pyplot" not in sys.modules
+    check = (
+        "import sys, hpctrain.analysis.report, hpctrain.analysis.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
+    )
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", check], cwd=root, check=False).returncode == 0

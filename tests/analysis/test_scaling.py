@@ -94,7 +94,8 @@ def test_a_run_that_is_not_valid_is_left_out_and_named(tmp_path: Path) -> None:
     runs = make_runs(tmp_path, ({"nodes": 1}, 0.5), ({"nodes": 2}, 0.5))
     scaling = scaling_efficiency(runs, "weak")
     assert scaling.points["gpus"].tolist() == [4, 8]
-    assert scaling.messages == ("short: left out, no steady step among 1 recorded",)
+    assert scaling.left_out == ("short: no steady step among 1 recorded",)
+    assert scaling.messages == ()
 
 
 LESS_OVERLAP = ParallelismConfig("zero3", zero_stage=3, overlap_comm=False)
@@ -189,3 +190,8 @@ def test_ranks_on_cpu_scale_like_gpus(tmp_path: Path) -> None:
     two, four = replace(CPU_NODE, gpus_per_node=2), replace(CPU_NODE, gpus_per_node=4)
     runs = make_runs(tmp_path, ({"nodes": 1, "hardware": two}, 0.5), ({"nodes": 1, "hardware": four}, 1.0))
     assert efficiencies(scaling_efficiency(runs, "weak")) == {("toy", 2): 1, ("toy", 4): 0.5}
+
+
+def test_sizes_on_cpu_are_ranks(tmp_path: Path) -> None:
+    scaling = scaling_efficiency(make_runs(tmp_path, ({"nodes": 1, "hardware": CPU_NODE}, 0.5)), "weak")
+    assert "all runs have one size (2 ranks)" in scaling.messages[0]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from hpctrain.config.schema import ActivationCheckpointing
@@ -49,7 +49,7 @@ class Block(nn.Module):
         )
         if rotary is not None:
             query, key = rotate(query, *rotary), rotate(key, *rotary)
-        mixed = F.scaled_dot_product_attention(
+        mixed = functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, enable_gqa=shape.num_kv_heads != shape.num_heads
         )
         out: Tensor = self.projection(mixed.transpose(1, 2).reshape(batch, seq, shape.attention_width))
@@ -58,9 +58,9 @@ class Block(nn.Module):
     def _feed_forward(self, x: Tensor) -> Tensor:
         if self.shape.architecture == "llama":
             gate, up = self.ffn_in(x).chunk(2, dim=-1)
-            inner = F.silu(gate) * up
+            inner = functional.silu(gate) * up
         else:
-            inner = F.gelu(self.ffn_in(x), approximate="tanh")
+            inner = functional.gelu(self.ffn_in(x), approximate="tanh")
         out: Tensor = self.ffn_out(inner)
         return out
 
@@ -96,7 +96,7 @@ class Decoder(nn.Module):
             labels: (batch, seq), int64: the token that follows each of ``ids``.
         """
         logits = self.logits(ids)
-        return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+        return functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
     def logits(self, ids: Tensor) -> Tensor:
         """Scores of the next token, (batch, seq, vocab), for ``ids`` (batch, seq)."""
@@ -106,10 +106,7 @@ class Decoder(nn.Module):
             x = x + self.position_table(torch.arange(seq_len, device=ids.device))
         rotary = self._rotary(seq_len, x)
         for block in self.blocks:
-            if self.activation_checkpointing == "full":
-                x = _recomputed(block, x, rotary)
-            else:
-                x = block(x, rotary)
+            x = _recomputed(block, x, rotary) if self.activation_checkpointing == "full" else block(x, rotary)
         out: Tensor = self.head(self.final_norm(x))
         return out
 
@@ -122,8 +119,10 @@ class Decoder(nn.Module):
 def _recomputed(block: nn.Module, x: Tensor, rotary: Rotary | None) -> Tensor:
     """The block's output; only its input is kept, and the backward pass runs the block's forward once more.
 
-    Without early_stop=False torch ends the second run before its last matrix product, whose output nobody needs: the
-    plan's ``hardware_flops`` counts the whole block. Nothing random is in a block, so no generator state is kept.
+    torch ends that second run before the block's last matrix product, whose output nobody needs. ZeRO-3 with leaf modules
+    rests on it (tried with DeepSpeed 0.19.8): if the block's forward came to its end, DeepSpeed's hook behind it would
+    release the parameters that the backward pass is about to use. Nothing random is in a block, so no generator state is
+    kept.
     """
-    out: Tensor = checkpoint(block, x, rotary, use_reentrant=False, preserve_rng_state=False, early_stop=False)
+    out: Tensor = checkpoint(block, x, rotary, use_reentrant=False, preserve_rng_state=False)
     return out

@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from hpctrain.plan.model_shape import ModelShape
 
@@ -42,9 +42,7 @@ def normal_parameter(rows: int, columns: int, std: float, seed: ParameterSeed) -
     weight = torch.empty(rows, columns)
     if weight.device.type in ("cpu", "cuda"):
         generator = torch.Generator(weight.device).manual_seed(seed.number)
-        draw = torch.normal(
-            0.0, std, (rows, columns), generator=generator, device=weight.device, dtype=torch.float32
-        )
+        draw = torch.normal(0.0, std, (rows, columns), generator=generator, device=weight.device, dtype=torch.float32)
         weight.copy_(draw)
     return nn.Parameter(weight)
 
@@ -59,7 +57,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) to (..., out_features)."""
-        return F.linear(x, self.weight, self.bias)
+        return functional.linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Module):
@@ -71,7 +69,7 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """(...) of int64 to (..., hidden)."""
-        return F.embedding(ids, self.weight)
+        return functional.embedding(ids, self.weight)
 
 
 class TiedHead(nn.Module):
@@ -83,7 +81,7 @@ class TiedHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., hidden) to (..., vocab)."""
-        return F.linear(x, self.weight)
+        return functional.linear(x, self.weight)
 
 
 def norm(shape: ModelShape) -> nn.Module:

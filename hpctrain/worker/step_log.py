@@ -1,0 +1,110 @@
+"""Measured steps: kept on the device, and turned into records every few steps, so that the GPU never waits for the host."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from hpctrain.record.schema import SCHEMA_VERSION, StepRecord
+from hpctrain.record.writer import StepWriter
+from hpctrain.worker.timing import Mark, mark, peak_memory_bytes, seconds_between
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A step whose numbers may still be under way."""
+
+    step: int
+    learning_rate: float
+    totals: torch.Tensor
+    """On the host, valid once ``end`` is reached: loss and stop requests, each summed over ranks."""
+    grad_norm: torch.Tensor | float | None
+    skipped: bool
+    data_time_s: float
+    end: Mark
+
+
+class StepLog:
+    """Collects the steps of one rank; rank 0 appends them to ``steps.jsonl``."""
+
+    def __init__(self, writer: StepWriter | None, attempt: int, tokens_per_step: int, device: torch.device) -> None:
+        self._writer = writer
+        self._attempt = attempt
+        self._tokens_per_step = tokens_per_step
+        self._device = device
+        self._pending: list[MeasuredStep] = []
+        self._last_end = mark(device)
+        self.num_non_finite = 0
+        """Steps in a row, up to the last flush, whose loss was not finite."""
+
+    def end_step(
+        self,
+        step: int,
+        learning_rate: float,
+        loss: torch.Tensor,
+        stop_requested: bool,
+        grad_norm: torch.Tensor | float | None,
+        skipped: bool,
+        data_time_s: float,
+    ) -> bool:
+        """Notes a step; True if any rank has asked to stop.
+
+        One small sum over ranks carries the loss and the stop requests. On a GPU the answer is that of the step before:
+        the host then waits for work that is already done, and stays one step ahead of the device.
+        """
+        totals = torch.stack((loss, torch.full_like(loss, float(stop_requested))))
+        dist.all_reduce(totals)
+        # From a GPU this is a copy into pinned memory behind the queued work.
+        host_totals = totals.to("cpu", non_blocking=True)
+        self._pending.append(
+            MeasuredStep(step, learning_rate, host_totals, grad_norm, skipped, data_time_s, mark(self._device))
+        )
+        is_asynchronous = self._device.type == "cuda"
+        if is_asynchronous and len(self._pending) == 1:
+            return False
+        known = self._pending[-2 if is_asynchronous else -1]
+        known.end.wait()
+        return bool(known.totals[1] > 0)
+
+    def flush(self) -> StepRecord:
+        """Turns all pending steps into records, writes them (rank 0), and returns the last; there must be one."""
+        last_end = self._pending[-1].end
+        last_end.wait()
+        now_s = time.time()
+        peak_bytes = peak_memory_bytes(self._device)
+        records = []
+        for measured in self._pending:
+            record = self._record(measured, now_s - seconds_between(measured.end, last_end), peak_bytes)
+            self._last_end = measured.end
+            self.num_non_finite = 0 if record.loss is not None else self.num_non_finite + 1
+            records.append(record)
+        self._pending = []
+        if self._writer is not None:
+            self._writer.append(records)
+        return records[-1]
+
+    def _record(self, measured: MeasuredStep, time_s: float, peak_bytes: int) -> StepRecord:
+        return StepRecord(
+            schema_version=SCHEMA_VERSION,
+            attempt=self._attempt,
+            step=measured.step,
+            time_s=time_s,
+            loss=_finite(measured.totals[0] / dist.get_world_size()),
+            learning_rate=measured.learning_rate,
+            # A skipped step leaves the norm of an earlier one behind.
+            grad_norm=None if measured.skipped else _finite(measured.grad_norm),
+            skipped=measured.skipped,
+            step_time_s=seconds_between(self._last_end, measured.end),
+            data_time_s=measured.data_time_s,
+            tokens=self._tokens_per_step,
+            peak_memory_bytes=peak_bytes,
+        )
+
+
+def _finite(value: torch.Tensor | float | None) -> float | None:
+    number = math.nan if value is None else float(value)
+    return number if math.isfinite(number) else None

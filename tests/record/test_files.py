@@ -1,0 +1,114 @@
+"""Small files: replaced whole, created once, read strictly."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.errors import RecordError
+from hpctrain.record.files import create_record, read_record, write_record, write_text
+from hpctrain.record.paths import RunPaths
+from hpctrain.record.reader import StepsFile, find_runs, read_attempts, read_config
+from hpctrain.record.schema import AttemptRecord, StepRecord
+from hpctrain.record.writer import StepWriter
+
+
+def attempt(number: int = 1, **changes: Any) -> AttemptRecord:
+    return dataclasses.replace(AttemptRecord(1, number, "7", "running", started_at_s=100.0), **changes)
+
+
+def step(number: int, loss: float | None = 2.0) -> StepRecord:
+    return StepRecord(1, 1, number, 0.0, loss, 1e-3, 1.0, False, 0.1, 0.01, 64, 1000)
+
+
+def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
+    write_record(tmp_path / "1.json", attempt(message="é\n"))
+    assert read_record(tmp_path / "1.json", AttemptRecord) == attempt(message="é\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["1.json"]
+
+
+def test_only_the_first_creates(tmp_path: Path) -> None:
+    assert create_record(tmp_path / "f.json", attempt(message="first"))
+    assert not create_record(tmp_path / "f.json", attempt(message="second"))
+    assert read_record(tmp_path / "f.json", AttemptRecord).message == "first"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{", "Expecting"),
+        ("[]", "schema_version=None, this hpctrain reads 1"),
+        ('{"schema_version": 2}', "schema_version=2, this hpctrain reads 1"),
+        ('{"schema_version": 1}', "Field required"),
+    ],
+    ids=["half", "list", "newer", "fields"],
+)
+def test_what_is_no_record_is_named(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "1.json").write_text(text, encoding="utf-8")
+    with pytest.raises(RecordError, match=expected) as caught:
+        read_record(tmp_path / "1.json", AttemptRecord)
+    assert "1.json" in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="no such file"):
+        read_record(tmp_path / "1.json", AttemptRecord)
+    with pytest.raises(RecordError, match="run folder of hpctrain"):
+        read_config(RunPaths(tmp_path))
+    with pytest.raises(RecordError, match="no such folder"):
+        find_runs(tmp_path / "none")
+
+
+def test_steps_are_read_as_they_grow_whole_lines_only(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    steps = StepsFile(path)
+    assert list(steps.new_records()) == []
+    StepWriter(path).append([step(1), step(2, loss=None)])
+    assert [record.step for record in steps.new_records()] == [1, 2]
+    half = json.dumps(dataclasses.asdict(step(3)))
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(half[:20])
+    assert list(steps.new_records()) == []
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(half[20:] + "\nnot a record\n")
+    assert [record.step for record in steps.new_records()] == [3]
+    assert steps.damaged_lines == 1
+
+
+def test_a_full_device_costs_lines_and_not_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    writer = StepWriter(Path("/dev/full"))
+    writer.append([step(1), step(2)])
+    writer.append([step(3)])
+    assert writer.lost_lines == 3
+    assert "3 step records lost" in capsys.readouterr().out
+
+
+def test_a_failure_counts_before_the_end_marker_is_there(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    run.attempts.mkdir()
+    write_record(run.attempt(1), attempt(world_size=4, master_addr="n1"))
+    failed = attempt(
+        state="failed", end_reason="exception", exit_code=1, failed_rank=2, failed_node="n2", message="boom"
+    )
+    write_record(run.failure(1), failed)
+    write_record(run.attempt(2), attempt(2))
+    write_record(run.failure(3), attempt(3, state="failed"))
+    first, second, third = read_attempts(run)
+    assert (third.attempt, third.state) == (3, "failed")
+    assert (first.state, first.failed_rank, first.world_size, first.message) == ("failed", 2, 4, "boom")
+    assert second.state == "running"
+
+
+def test_a_file_is_never_seen_in_part(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_text(path, "old")
+    with path.open(encoding="utf-8") as reader:
+        write_text(path, "new" * 1000)
+        assert reader.read() == "old"
+    assert os.listdir(tmp_path) == ["a.json"]

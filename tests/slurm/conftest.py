@@ -1,0 +1,57 @@
+"""A sandbox Slurm for the tests of this folder: its own one, or the one HPCTRAIN_TEST_SANDBOX_CONF names."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SANDBOX = Path(__file__).parents[2] / "slurm" / "sandbox" / "sandbox.py"
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """A running sandbox.
+
+    Attributes:
+        slurm_conf: Its slurm.conf.
+        env: The environment for commands of Slurm.
+    """
+
+    slurm_conf: Path
+    env: dict[str, str]
+
+
+def environment(slurm_conf: Path) -> dict[str, str]:
+    # pytest may run in a job of another Slurm, whose variables are options to these commands.
+    foreign = ("SLURM", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
+    return kept | {"SLURM_CONF": str(slurm_conf)}
+
+
+@pytest.fixture(scope="session")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """Four nodes with two GPUs each, and accounting."""
+    running = os.environ.get("HPCTRAIN_TEST_SANDBOX_CONF")
+    if running:
+        yield Sandbox(Path(running), environment(Path(running)))
+        return
+    folder = tmp_path_factory.mktemp("sandbox")
+    command = [sys.executable, str(SANDBOX)]
+    try:
+        up = subprocess.run(
+            [*command, "up", "--dir", folder, "--name", f"t{os.getpid()}"], capture_output=True, text=True, check=False
+        )
+        if up.returncode:
+            pytest.fail(f"no sandbox: {up.stderr}", pytrace=False)
+        (assignment,) = shlex.split(up.stdout)[1:]
+        slurm_conf = Path(assignment.removeprefix("SLURM_CONF="))
+        yield Sandbox(slurm_conf, environment(slurm_conf))
+    finally:
+        subprocess.run([*command, "down", "--dir", folder], check=True)

@@ -1,0 +1,189 @@
+"""Runs on a real Slurm: submitted, trained over two nodes, watched, cancelled, failed, requeued."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import pytest
+
+from hpctrain.record.paths import RunPaths
+from hpctrain.record.reader import StepsFile, read_attempts, read_submission
+
+pytestmark = [pytest.mark.slurm, pytest.mark.train]
+
+T = TypeVar("T")
+
+SOURCE = Path(__file__).parents[2]
+SHORT = (
+    "model=tiny",
+    "model.num_layers=2",
+    "training.num_steps=20",
+    "training.warmup_steps=2",
+    "training.log_interval=5",
+)
+DEADLINE_S = 150
+
+
+class Sandbox(Protocol):
+    """What the fixture of conftest.py gives."""
+
+    env: dict[str, str]
+
+
+class Cluster:
+    """The command line on the sandbox, runs kept in a folder with a blank, an apostrophe and a dollar sign in its name."""
+
+    def __init__(self, sandbox: Sandbox, folder: Path) -> None:
+        self.root = folder / "a b'c $d"
+        self.env = {**sandbox.env, "PYTHONPATH": str(SOURCE)}
+        self.folder = folder
+
+    def call(self, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "hpctrain", *words]
+        variables = self.env | (env or {})
+        return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=self.folder, check=False)
+
+    def submit(self, *words: str, env: dict[str, str] | None = None) -> RunPaths:
+        before = set(self.root.glob("*"))
+        root = f'run.root="{self.root}"'
+        answer = self.call("cluster=sandbox", *SHORT, root, *words, env=env)
+        assert answer.returncode == 0, answer.stderr
+        (made,) = set(self.root.glob("*")) - before
+        assert str(made) in answer.stdout
+        return RunPaths(made)
+
+    def status(self, run: RunPaths) -> dict[str, Any]:
+        (row,) = json.loads(self.call("status", str(run.root), "--json").stdout)
+        assert isinstance(row, dict)
+        return row
+
+    def wait_for(self, run: RunPaths, states: tuple[str, ...]) -> dict[str, Any]:
+        def row_in_states() -> dict[str, Any] | None:
+            row = self.status(run)
+            return row if row["state"] in states else None
+
+        return wait_until(row_in_states, f"{run.root} in {states}")
+
+    def slurm(self, *command: str) -> str:
+        return subprocess.run(command, capture_output=True, text=True, env=self.env, check=True).stdout
+
+
+def wait_until(condition: Callable[[], T | None], what: str) -> T:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.5)
+    raise AssertionError(f"not within {DEADLINE_S} s: {what}")
+
+
+def losses(run: RunPaths) -> list[float]:
+    return [record.loss for record in StepsFile(run.steps).new_records() if record.loss is not None]
+
+
+def logs(run: RunPaths) -> str:
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in sorted(run.logs.glob("*.log")))
+
+
+@pytest.fixture
+def cluster(sandbox: Sandbox, tmp_path: Path) -> Cluster:
+    return Cluster(sandbox, tmp_path)
+
+
+def test_zero_stages_train_over_two_nodes_with_the_same_losses(cluster: Cluster) -> None:
+    runs = {
+        stage: cluster.submit("nodes=2", f"parallelism={stage}", "training.global_batch_size=16")
+        for stage in ("zero1", "zero2", "zero3")
+    }
+    for run in runs.values():
+        row = cluster.wait_for(run, ("COMPLETED", "FAILED"))
+        assert row["state"] == "COMPLETED", logs(run)
+        assert (row["step"], row["num_steps"]) == (20, 20)
+    by_stage = {stage: losses(run) for stage, run in runs.items()}
+    assert by_stage["zero3"][-1] < by_stage["zero3"][0] - 0.5
+    # fp32: the order of additions differs between the stages.
+    for stage in ("zero1", "zero2"):
+        assert by_stage[stage] == pytest.approx(by_stage["zero3"], rel=1e-4)
+
+
+def test_ranks_are_measured_and_laid_out_over_the_nodes(cluster: Cluster) -> None:
+    run = cluster.submit("nodes=2", "cluster.gpu_request=gpus_per_node", "cluster.cpus_per_task=2")
+    assert cluster.wait_for(run, ("COMPLETED", "FAILED"))["state"] == "COMPLETED", logs(run)
+    (attempt,) = read_attempts(run)
+    assert attempt.world_size == 4
+    assert [node.ranks for node in attempt.nodes] == [(0, 1), (2, 3)]
+    assert len({node.name for node in attempt.nodes}) == 2
+    assert attempt.master_addr == attempt.nodes[0].name
+    assert "${" not in run.config.read_text(encoding="utf-8")
+    job = cluster.slurm("scontrol", "show", "job", read_submission(run).job_id)
+    assert "gres/gpu=4" in job
+
+
+def test_submission_returns_at_once_and_waits_in_the_queue(cluster: Cluster) -> None:
+    started = time.monotonic()
+    run = cluster.submit("nodes=1", "cluster.extra.hold=true")
+    assert time.monotonic() - started < 20
+    row = cluster.status(run)
+    assert (row["state"], row["detail"]) == ("PENDING", "JobHeldUser")
+    assert "asked Slurm to cancel" in cluster.call("cancel", str(run.root)).stdout
+    assert cluster.wait_for(run, ("CANCELLED",))["step"] == 0
+
+
+def test_a_sweep_submits_two_runs_and_returns(cluster: Cluster) -> None:
+    answer = cluster.call("-m", "cluster=sandbox", *SHORT, "nodes=1,2", f'run.root="{cluster.root}"')
+    assert answer.returncode == 0, answer.stderr
+    (manifest,) = cluster.root.glob("sweep-*/sweep.json")
+    points = json.loads(manifest.read_text(encoding="utf-8"))["points"]
+    assert [point["state"] for point in points] == ["submitted", "submitted"]
+    for point in points:
+        run = RunPaths(manifest.parent / point["run"])
+        assert cluster.wait_for(run, ("COMPLETED", "FAILED"))["state"] == "COMPLETED", logs(run)
+
+
+def test_the_shells_environment_stays_outside_and_the_users_comes_in(cluster: Cluster) -> None:
+    shell = {
+        "LEAK": "1",
+        "SBATCH_EXPORT": "NONE",
+        "SRUN_CPUS_PER_TASK": "7",
+        "SLURM_MEM_PER_CPU": "1",
+        "RANK": "5",
+    }
+    run = cluster.submit("nodes=1", "cluster.setup=[env]", "env.OURS='a b$c'", "cluster.cpus_per_task=2", env=shell)
+    assert cluster.wait_for(run, ("COMPLETED", "FAILED"))["state"] == "COMPLETED", logs(run)
+    seen = (run.logs / "batch.log").read_text(encoding="utf-8").splitlines()
+    assert "OURS=a b$c" in seen
+    assert not [line for line in seen if line.startswith(("LEAK=", "RANK=", "SLURM_MEM_PER_CPU=1"))]
+
+
+def test_a_failing_rank_ends_the_job_and_is_named(cluster: Cluster) -> None:
+    (cluster.folder / "short.txt").write_text("too short", encoding="utf-8")
+    run = cluster.submit("nodes=2", "data=text", "data.path=short.txt")
+    row = cluster.wait_for(run, ("FAILED",))
+    assert "bad_data" in row["detail"]
+    (attempt,) = read_attempts(run)
+    assert attempt.failed_rank is not None
+    assert attempt.failed_node in {node.name for node in attempt.nodes} or not attempt.nodes
+
+
+def test_a_refused_request_shows_slurms_words_and_leaves_nothing(cluster: Cluster) -> None:
+    answer = cluster.call("cluster=sandbox", *SHORT, "cluster.partition=nosuch", f'run.root="{cluster.root}"')
+    assert answer.returncode == 4
+    assert "nosuch" in answer.stderr
+    assert "known partitions: main" in answer.stderr
+    assert list(cluster.root.iterdir()) == []
+
+
+def test_a_requeued_job_keeps_its_folder_and_starts_a_second_attempt(cluster: Cluster) -> None:
+    run = cluster.submit("nodes=1", "training.num_steps=100000", "training.log_interval=1")
+    wait_until(lambda: losses(run), "the first steps")
+    job_id = read_submission(run).job_id
+    cluster.slurm("scontrol", "requeue", job_id)
+    assert "waiting for attempt 2" in cluster.wait_for(run, ("PENDING",))["detail"]
+    cluster.call("cancel", str(run.root))
+    cluster.wait_for(run, ("CANCELLED", "FAILED"))

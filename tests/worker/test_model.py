@@ -1,0 +1,190 @@
+"""The decoder against its counts, its definitions, and itself."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from hpctrain.config.schema import ActivationCheckpointing, ModelConfig
+from hpctrain.plan.flops import step_flops
+from hpctrain.plan.model_shape import ModelShape, resolve_model_shape
+from hpctrain.worker.model.decoder import Block, Decoder
+from hpctrain.worker.model.layers import ParameterSeed, rotary_table, rotate
+from tests.worker.run_folder import GPT, LLAMA
+
+PRESETS = sorted((Path(__file__).parents[2] / "conf" / "model").glob("*.yaml"))
+ARCHITECTURES = pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])
+SEQ_LEN, BATCH = 24, 3
+
+
+def shape_of(model: dict[str, Any]) -> ModelShape:
+    shape, problems = resolve_model_shape(ModelConfig(**model))
+    assert not problems
+    return shape
+
+
+def random_ids(shape: ModelShape) -> torch.Tensor:
+    return torch.randint(shape.vocab_size, (BATCH, SEQ_LEN), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=[path.stem for path in PRESETS])
+def test_every_preset_has_as_many_parameters_as_its_plan_says(preset: Path) -> None:
+    shape = shape_of(yaml.safe_load(preset.read_text()))
+    with torch.device("meta"):
+        model = Decoder(shape, "none", seed=1)
+    assert sum(parameter.numel() for parameter in model.parameters()) == shape.num_parameters
+
+
+@ARCHITECTURES
+@pytest.mark.parametrize("tied", [True, False])
+def test_num_parameters_with_and_without_tied_tables(model: dict[str, Any], tied: bool) -> None:
+    shape = shape_of(model | {"tie_embeddings": tied})
+    decoder = Decoder(shape, "none", seed=1)
+    assert sum(parameter.numel() for parameter in decoder.parameters()) == shape.num_parameters
+    assert (decoder.head.weight is decoder.token_table.weight) == tied
+
+
+@ARCHITECTURES
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_flops_are_those_of_torchs_counter(model: dict[str, Any], checkpointing: ActivationCheckpointing) -> None:
+    shape = shape_of(model)
+    decoder = Decoder(shape, checkpointing, seed=1)
+    ids = random_ids(shape)
+    # The counter has no formula for the CPU's fused attention; the unfused one does the same products.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        decoder(ids, ids).backward()
+    flops = step_flops(shape, SEQ_LEN, BATCH, checkpointing)
+    if checkpointing == "none":
+        assert counter.get_total_flops() == flops.model_flops == flops.hardware_flops
+    else:
+        # torch leaves each recomputed block's last product out (ffn_out); the plan's count has it.
+        ffn_out = 2 * BATCH * SEQ_LEN * shape.ffn_hidden_size * shape.hidden_size
+        assert counter.get_total_flops() == flops.hardware_flops - shape.num_layers * ffn_out
+
+
+@ARCHITECTURES
+def test_a_later_token_does_not_change_earlier_logits(model: dict[str, Any]) -> None:
+    shape = shape_of(model)
+    decoder = Decoder(shape, "none", seed=1)
+    ids = random_ids(shape)
+    changed = ids.clone()
+    changed[:, 10] = (changed[:, 10] + 1) % shape.vocab_size
+    before, after = decoder.logits(ids), decoder.logits(changed)
+    torch.testing.assert_close(before[:, :10], after[:, :10], rtol=0, atol=1e-6)
+    assert (before[:, 10:] - after[:, 10:]).abs().amax(dim=-1).min() > 1e-5
+
+
+def test_the_loss_is_the_mean_of_minus_log_probability() -> None:
+    shape = shape_of(GPT)
+    decoder = Decoder(shape, "none", seed=1)
+    ids = random_ids(shape)
+    labels = ids.roll(-1, dims=1)
+    probabilities = decoder.logits(ids).softmax(dim=-1).gather(-1, labels[..., None])
+    torch.testing.assert_close(decoder(ids, labels), -probabilities.log().mean())
+    assert abs(float(decoder(ids, labels).detach()) - math.log(shape.vocab_size)) < 0.1
+
+
+def test_grouped_queries_equal_repeated_keys_and_values() -> None:
+    grouped_shape = shape_of(LLAMA)
+    repeated_shape = shape_of(LLAMA | {"num_kv_heads": 4})
+    grouped = Block(grouped_shape, ParameterSeed(1))
+    repeated = Block(repeated_shape, ParameterSeed(1))
+    repeated.load_state_dict(grouped.state_dict() | {"qkv.weight": _repeat_kv_heads(grouped, grouped_shape)})
+    x = torch.randn(BATCH, SEQ_LEN, grouped_shape.hidden_size, generator=torch.Generator().manual_seed(1))
+    rotary = rotary_table(SEQ_LEN, grouped_shape.head_dim, grouped_shape.rope_theta, x)
+    torch.testing.assert_close(grouped(x, rotary), repeated(x, rotary))
+
+
+def _repeat_kv_heads(block: Block, shape: ModelShape) -> torch.Tensor:
+    """The block's qkv matrix with every key and value head written out for each of its query heads."""
+    query, key, value = block.qkv.weight.split([shape.attention_width, shape.kv_width, shape.kv_width])
+    groups = shape.num_heads // shape.num_kv_heads
+    heads = [part.view(shape.num_kv_heads, shape.head_dim, -1) for part in (key, value)]
+    return torch.cat([query, *(head.repeat_interleave(groups, dim=0).flatten(0, 1) for head in heads)])
+
+
+def test_attention_is_that_of_its_definition() -> None:
+    shape = shape_of(GPT)
+    block = Block(shape, ParameterSeed(1))
+    x = torch.randn(BATCH, SEQ_LEN, shape.hidden_size, generator=torch.Generator().manual_seed(1))
+    normed = functional.layer_norm(x, (shape.hidden_size,), eps=shape.norm_eps)
+    query, key, value = (
+        part.view(BATCH, SEQ_LEN, shape.num_heads, shape.head_dim).transpose(1, 2)
+        for part in (normed @ block.qkv.weight.T).chunk(3, dim=-1)
+    )
+    scores = query @ key.transpose(-1, -2) / shape.head_dim**0.5
+    scores = scores.masked_fill(torch.ones(SEQ_LEN, SEQ_LEN).triu(1).bool(), -math.inf)
+    mixed = (scores.softmax(dim=-1) @ value).transpose(1, 2).reshape(x.shape)
+    hidden = x + mixed @ block.projection.weight.T
+    inner = functional.layer_norm(hidden, (shape.hidden_size,), eps=shape.norm_eps) @ block.ffn_in.weight.T
+    gelu = 0.5 * inner * (1 + torch.tanh((2 / math.pi) ** 0.5 * (inner + 0.044715 * inner**3)))
+    torch.testing.assert_close(block(x, None), hidden + gelu @ block.ffn_out.weight.T)
+
+
+def test_rotary_turns_by_position_times_frequency() -> None:
+    # head_dim 4: pairs (0, 2) and (1, 3) turn by position and by position / 100^(1/2).
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0]).expand(1, 1, 3, 4)
+    turned = rotate(x, *rotary_table(3, 4, theta=100.0, like=x))[0, 0]
+    torch.testing.assert_close(turned[0], x[0, 0, 0])
+    fast, slow = 2.0, 2.0 / 10.0
+    expected = [
+        math.cos(fast) - 3 * math.sin(fast),
+        2 * math.cos(slow) - 4 * math.sin(slow),
+        3 * math.cos(fast) + math.sin(fast),
+        4 * math.cos(slow) + 2 * math.sin(slow),
+    ]
+    torch.testing.assert_close(turned[2], torch.tensor(expected))
+
+
+def test_rotary_scores_depend_on_the_distance_only() -> None:
+    query, key = torch.randn(2, 1, 1, 1, 8, generator=torch.Generator().manual_seed(1)).expand(2, 1, 1, 9, 8)
+    table = rotary_table(9, 8, theta=10000.0, like=query)
+    scores = (rotate(query, *table) @ rotate(key, *table).transpose(-1, -2))[0, 0]
+    torch.testing.assert_close(scores.diagonal(offset=2), scores[0, 2].expand(7))
+
+
+@ARCHITECTURES
+def test_activation_checkpointing_gives_equal_gradients(model: dict[str, Any]) -> None:
+    shape = shape_of(model)
+    ids = random_ids(shape)
+    plain, recomputed = Decoder(shape, "none", seed=1), Decoder(shape, "full", seed=1)
+    plain(ids, ids).backward()
+    recomputed(ids, ids).backward()
+    for (name, one), two in zip(plain.named_parameters(), recomputed.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad, rtol=0, atol=0, msg=name)
+
+
+@ARCHITECTURES
+def test_first_weights(model: dict[str, Any]) -> None:
+    shape = shape_of(model | {"hidden_size": 128, "num_heads": 8, "init_std": 0.02})
+    decoder = Decoder(shape, "none", seed=1)
+    residual_std = 0.02 / (2 * shape.num_layers) ** 0.5
+    for name, parameter in decoder.named_parameters():
+        if parameter.ndim == 1:
+            assert torch.all(parameter == (0.0 if name.endswith("bias") else 1.0)), name
+        else:
+            std = residual_std if "projection" in name or "ffn_out" in name else 0.02
+            assert float(parameter.detach().std()) == pytest.approx(std, rel=0.05), name
+            assert abs(float(parameter.detach().mean())) < 0.1 * std, name
+
+
+def test_first_weights_depend_on_name_and_seed_only() -> None:
+    shape = shape_of(GPT)
+    torch.manual_seed(5)
+    one = Decoder(shape, "none", seed=1)
+    torch.manual_seed(6)
+    same = Decoder(shape, "full", seed=1)
+    other = Decoder(shape, "none", seed=2)
+    deeper = Decoder(shape_of(GPT | {"num_layers": 3}), "none", seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
+    assert not torch.equal(one.token_table.weight, other.token_table.weight)
+    assert torch.equal(one.get_parameter("blocks.1.qkv.weight"), deeper.get_parameter("blocks.1.qkv.weight"))
+    assert not torch.equal(one.get_parameter("blocks.0.qkv.weight"), one.get_parameter("blocks.1.qkv.weight"))
