@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,6 +21,7 @@ from hpctrain.analysis.run_plot import plot_run
 from hpctrain.analysis.scaling import scaling_efficiency
 from hpctrain.analysis.summary import summarise
 from hpctrain.record.paths import RunPaths
+from hpctrain.units import GIB
 from tests.analysis.make_runs import CPU_NODE, Attempt, make_run, toy_config
 
 
@@ -45,7 +47,9 @@ def legend(axis: Axes) -> list[str]:
 
 
 def test_run_figure_says_what_it_shows(tmp_path: Path) -> None:
-    figure = draw_run(make_run(tmp_path / "first"))
+    run = make_run(tmp_path / "first")
+    predicted = json.loads(run.plan.read_text())["memory"]["gpu_bytes"] / GIB
+    figure = draw_run(run)
     assert [axis.get_ylabel() for axis in figure.axes] == [
         "loss (nats per token)",
         "time of one step (s)",
@@ -72,7 +76,7 @@ def test_run_figure_says_what_it_shows(tmp_path: Path) -> None:
     assert legend(throughput)[-1] == "from the median step: 2,048 tokens/s"
     assert legend(memory) == [
         "measured (GPU allocator)",
-        "predicted by the plan: 2.43 GiB",
+        f"predicted by the plan: {predicted:.3g} GiB",
         "capacity of the GPU: 16 GiB",
     ]
 

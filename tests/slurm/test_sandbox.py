@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,10 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)
+
+
+def job_runs(export: str) -> bool:
+    return slurm(export, "squeue", "-h", "-o", "%T") == "RUNNING\n"
 
 
 def traces(*folders: Path) -> list[str]:
@@ -177,7 +182,7 @@ def test_side_by_side_without_accounting(tmp_path: Path) -> None:
             assert slurm(export, "srun", "printenv", "SLURMD_NODENAME") == f"{name}-n001\n"
             assert "accounting storage is disabled" in slurm(export, "sacct", exit_code=1)
             slurm(export, "sbatch", "-o", "/dev/null", "--wrap", "setsid sleep 1000 & sleep 1000")
-            wait_for(lambda e=export: slurm(e, "squeue", "-h", "-o", "%T") == "RUNNING\n", "no job")  # type: ignore[misc]
+            wait_for(partial(job_runs, export), "the job does not run")
     finally:
         for folder in folders:
             call("down", folder=folder)

@@ -105,9 +105,9 @@ def test_grouped_queries_equal_repeated_keys_and_values() -> None:
 
 def _repeat_kv_heads(block: Block, shape: ModelShape) -> torch.Tensor:
     """The block's qkv matrix with every key and value head written out for each of its query heads."""
-    query, key, value = block.qkv.weight.split([shape.attention_width, shape.kv_width, shape.kv_width])
+    query, keys_and_values = block.qkv.weight.tensor_split([shape.attention_width])
     groups = shape.num_heads // shape.num_kv_heads
-    heads = [part.view(shape.num_kv_heads, shape.head_dim, -1) for part in (key, value)]
+    heads = [part.view(shape.num_kv_heads, shape.head_dim, -1) for part in keys_and_values.chunk(2)]
     return torch.cat([query, *(head.repeat_interleave(groups, dim=0).flatten(0, 1) for head in heads)])
 
 

@@ -200,7 +200,7 @@ def test_variables_of_a_rank() -> None:
 def test_the_users_variables_win_but_for_the_ranks_identity() -> None:
     found = variables(slurm(SLURM), SLURM, user_env={"OMP_NUM_THREADS": "2", "NCCL_DEBUG": "INFO"})
     assert (found["OMP_NUM_THREADS"], found["NCCL_DEBUG"]) == ("2", "INFO")
-    with pytest.raises(RankEnvironmentError, match="env.WORLD_SIZE=1: every rank has its own value"):
+    with pytest.raises(RankEnvironmentError, match=r"env.WORLD_SIZE=1: every rank has its own value"):
         variables(slurm(SLURM), SLURM, user_env={"WORLD_SIZE": "1"})
 
 

