@@ -219,9 +219,9 @@ def _wait(run_paths: RunPaths, plan: RunPlan) -> int:
 
 
 def _print_summary(run_paths: RunPaths) -> None:
-    from hpctrain.analysis.report import SUMMARY_FIGURE, write_summary
+    from hpctrain.analysis.report import write_summary
 
-    print(f"\n{write_summary(run_paths)}\n\npicture {run_paths.root / SUMMARY_FIGURE}")
+    print(f"\n{write_summary(run_paths)}\n\npicture {run_paths.summary_figure}")
 
 
 def _submit_sweep(planned: list[tuple[Point, RunPlan]], root: Path, python: str) -> int:

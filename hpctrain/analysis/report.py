@@ -19,8 +19,6 @@ from hpctrain.record.files import write_text
 from hpctrain.record.paths import RunPaths
 from hpctrain.units import gib
 
-SUMMARY_FIGURE = "summary.png"
-SUMMARY_JSON = "summary.json"
 SUMMARY_SCHEMA_VERSION = 1
 
 
@@ -67,11 +65,12 @@ def write_summary(run: RunPaths) -> str:
     values = dataclasses.asdict(summary)
     del values["folder"]  # a run folder may be moved
     values = {"schema_version": SUMMARY_SCHEMA_VERSION, **values, "flop_conventions": FLOP_CONVENTIONS}
-    figure, temporary = run.root / SUMMARY_FIGURE, run.root / f".{SUMMARY_FIGURE}.{os.getpid()}.tmp"
+    figure = run.summary_figure
+    temporary = figure.with_name(f".{figure.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(figure_bytes.getvalue())
         os.replace(temporary, figure)
-        write_text(run.root / SUMMARY_JSON, json.dumps(values, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+        write_text(run.summary, json.dumps(values, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise RecordError(f"{run.root}: the summary cannot be written: {error.strerror}") from error

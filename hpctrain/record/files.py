@@ -51,7 +51,7 @@ def read_record(path: Path, record_type: type[T]) -> T:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RecordError(f"{path}: no such file; is its folder a run folder of hpctrain?") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{path}: {error}") from error
     return parse_record(raw, record_type, str(path))
 

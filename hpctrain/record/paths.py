@@ -60,6 +60,15 @@ class RunPaths:
         return self.root / "nodes"
 
     @property
+    def summary_figure(self) -> Path:
+        return self.root / "summary.png"
+
+    @property
+    def summary(self) -> Path:
+        """The measured numbers of a report, JSON."""
+        return self.root / "summary.json"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

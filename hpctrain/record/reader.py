@@ -81,7 +81,7 @@ class StepsFile:
                 self.offset += len(line)
                 try:
                     yield parse_record(json.loads(line), StepRecord, f"{self.path}")
-                except (ValueError, RecordError):
+                except (ValueError, RecursionError, RecordError):
                     self.damaged_lines += 1
 
 

@@ -46,8 +46,9 @@ def test_only_the_first_creates(tmp_path: Path) -> None:
         ("[]", "schema_version=None, this hpctrain reads 1"),
         ('{"schema_version": 2}', "schema_version=2, this hpctrain reads 1"),
         ('{"schema_version": 1}', "Field required"),
+        ("[" * 200_000, "recursion"),
     ],
-    ids=["half", "list", "newer", "fields"],
+    ids=["half", "list", "newer", "fields", "deep"],
 )
 def test_what_is_no_record_is_named(tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "1.json").write_text(text, encoding="utf-8")
