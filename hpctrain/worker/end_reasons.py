@@ -26,7 +26,7 @@ _LOST_PEER_TEXTS = (
     "Broken pipe",
     "remote process exited or there was a network error",
 )
-_MESSAGE_LENGTH = 500
+_MESSAGE_LENGTH, _QUOTE_LENGTH = 500, 150
 
 
 class WorkerError(HpctrainError):
@@ -109,7 +109,7 @@ def failure_message(error: BaseException) -> str:
     if end_reason_of(error) == "killed" and not isinstance(error, WorkerError):
         text = (
             "another rank went away without a record: killed, probably out of host memory, or its node failed"
-            f" ({text.splitlines()[0]})"
+            f" ({text.splitlines()[0][:_QUOTE_LENGTH]})"
         )
     elif not isinstance(error, HpctrainError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__

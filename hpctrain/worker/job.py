@@ -31,6 +31,7 @@ from hpctrain.worker.nodelist import first_host
 from hpctrain.worker.rank_env import (
     RankEnv,
     cache_dir,
+    job_id_of,
     local_rank_env,
     slurm_rank_env,
     step_nodelist,
@@ -208,18 +209,19 @@ def _record_failure(paths: RunPaths, error: BaseException, started_at_s: float) 
     exit_code = EXIT_CODES[reason]
     # A signal comes from outside and a lost rank is another one: neither is this rank's failure.
     is_ours = reason not in ("signal", "killed")
-    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or os.environ.get("SUBMITIT_LOCAL_GLOBALID")
+    # The failure may be that RANK could not be computed.
+    rank = os.environ.get("SUBMITIT_LOCAL_GLOBALID") or os.environ.get("SLURM_PROCID")
     record = AttemptRecord(
         schema_version=SCHEMA_VERSION,
         attempt=attempt_number(os.environ),
-        job_id=os.environ.get("SLURM_JOB_ID") or os.environ.get("SUBMITIT_LOCAL_JOB_ID", ""),
+        job_id=job_id_of(os.environ),
         state="failed",
         started_at_s=started_at_s,
         ended_at_s=time.time(),
         end_reason=reason,
         exit_code=exit_code,
         message=failure_message(error),
-        failed_rank=int(rank) if is_ours and rank is not None else None,
+        failed_rank=int(rank) if is_ours and rank and rank.isdigit() else None,
         failed_node=os.environ.get("SLURMD_NODENAME", platform.node()) if is_ours else None,
     )
     try:

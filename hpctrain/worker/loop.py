@@ -56,7 +56,7 @@ def train(
             engine.backward(micro_loss)
             engine.step()
             loss += micro_loss.detach() / plan.batch.gradient_accumulation_steps
-        must_stop = log.end_step(
+        log.end_step(
             step=step,
             learning_rate=rate,
             loss=loss,
@@ -65,12 +65,12 @@ def train(
             skipped=not engine.was_step_applied(),
             data_time_s=data_time_s,
         )
-        if must_stop or step % training.log_interval == 0 or step == plan.num_steps:
+        if log.stop_agreed or step % training.log_interval == 0 or step == plan.num_steps:
             last = log.flush()
             if batches.rank == 0:
                 print(_report_line(last, plan.num_steps), flush=True)
             _check_finite(last, log.num_non_finite)
-        if must_stop:
+        if log.stop_agreed and step < plan.num_steps:
             raise StoppedBySignalError(
                 f"stopped after step {step} of {plan.num_steps} by {stop.name or 'a signal to another rank'}"
             )

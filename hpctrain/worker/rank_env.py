@@ -76,6 +76,19 @@ def step_nodelist(environment: Mapping[str, str]) -> str:
     return environment[STEP_NODELIST]
 
 
+def job_id_of(environment: Mapping[str, str]) -> str:
+    """The job's id: submitit's for a local run, ``array_task`` for a task of a Slurm array; empty if there is none.
+
+    >>> job_id_of({"SLURM_JOB_ID": "84", "SLURM_ARRAY_JOB_ID": "83", "SLURM_ARRAY_TASK_ID": "1"})
+    '83_1'
+    """
+    if "SUBMITIT_LOCAL_JOB_ID" in environment:
+        return environment["SUBMITIT_LOCAL_JOB_ID"]
+    if "SLURM_ARRAY_JOB_ID" in environment and "SLURM_ARRAY_TASK_ID" in environment:
+        return f"{environment['SLURM_ARRAY_JOB_ID']}_{environment['SLURM_ARRAY_TASK_ID']}"
+    return environment.get("SLURM_JOB_ID", "")
+
+
 def slurm_rank_env(
     environment: Mapping[str, str], user_env: Mapping[str, str], run_name: str, first_host: str
 ) -> RankEnv:
@@ -92,10 +105,7 @@ def slurm_rank_env(
     """
     _require(environment, _SLURM_VARIABLES, "srun")
     node_rank = _number(environment, "SLURM_NODEID")
-    job_id = environment["SLURM_JOB_ID"]
-    if "SLURM_ARRAY_JOB_ID" in environment:
-        _require(environment, ("SLURM_ARRAY_TASK_ID",), "srun")
-        job_id = f"{environment['SLURM_ARRAY_JOB_ID']}_{environment['SLURM_ARRAY_TASK_ID']}"
+    job_id = job_id_of(environment)
     attempt = attempt_number(environment)
     addr, addr_source = _master_addr(user_env, first_host, f"first node of {STEP_NODELIST}")
     port, port_source = _master_port(user_env, run_name, job_id, attempt)
@@ -133,7 +143,7 @@ def local_rank_env(
         RankEnvironmentError: a variable is missing, no number, or does not fit the others.
     """
     _require(environment, _LOCAL_VARIABLES, "submitit's local executor")
-    job_id = environment["SUBMITIT_LOCAL_JOB_ID"]
+    job_id = job_id_of(environment)
     addr, addr_source = _master_addr(user_env, LOCAL_MASTER_ADDR, "cluster.kind=local")
     port, port_source = _master_port(user_env, run_name, job_id, attempt=1)
     rank_env = RankEnv(

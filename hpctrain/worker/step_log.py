@@ -36,10 +36,14 @@ class StepLog:
         self._attempt = attempt
         self._tokens_per_step = tokens_per_step
         self._device = device
+        # The host stays one step ahead of a GPU, so that it never waits for work that is not done.
+        self._lag = 1 if device.type == "cuda" else 0
         self._pending: list[MeasuredStep] = []
         self._last_end = mark(device)
         self.num_non_finite = 0
         """Steps in a row, up to the last flush, whose loss was not finite."""
+        self.stop_agreed = False
+        """Whether some rank has asked to stop; turns true after the same step on all ranks, on a GPU one step late."""
 
     def end_step(
         self,
@@ -50,12 +54,8 @@ class StepLog:
         grad_norm: torch.Tensor | float | None,
         skipped: bool,
         data_time_s: float,
-    ) -> bool:
-        """Notes a step; True if any rank has asked to stop.
-
-        One small sum over ranks carries the loss and the stop requests. On a GPU the answer is that of the step before:
-        the host then waits for work that is already done, and stays one step ahead of the device.
-        """
+    ) -> None:
+        """Notes a step; one small sum over ranks carries its loss and the stop requests."""
         totals = torch.stack((loss, torch.full_like(loss, float(stop_requested))))
         dist.all_reduce(totals)
         # From a GPU this is a copy into pinned memory behind the queued work.
@@ -63,12 +63,10 @@ class StepLog:
         self._pending.append(
             MeasuredStep(step, learning_rate, host_totals, grad_norm, skipped, data_time_s, mark(self._device))
         )
-        is_asynchronous = self._device.type == "cuda"
-        if is_asynchronous and len(self._pending) == 1:
-            return False
-        known = self._pending[-2 if is_asynchronous else -1]
-        known.end.wait()
-        return bool(known.totals[1] > 0)
+        if len(self._pending) > self._lag:
+            known = self._pending[-1 - self._lag]
+            known.end.wait()
+            self.stop_agreed |= bool(known.totals[1] > 0)
 
     def flush(self) -> StepRecord:
         """Turns all pending steps into records, writes them (rank 0), and returns the last; there must be one."""
@@ -80,6 +78,7 @@ class StepLog:
         for measured in self._pending:
             record = self._record(measured, now_s - seconds_between(measured.end, last_end), peak_bytes)
             self._last_end = measured.end
+            self.stop_agreed |= bool(measured.totals[1] > 0)
             self.num_non_finite = 0 if record.loss is not None else self.num_non_finite + 1
             records.append(record)
         self._pending = []

@@ -227,7 +227,11 @@ def train(folder: Path, config: Config) -> list[StepRecord]:
 
 
 def step_records(run: RunPaths) -> list[StepRecord]:
-    steps = StepsFile(run.steps)
+    return read_steps(run.steps)
+
+
+def read_steps(path: Path) -> list[StepRecord]:
+    steps = StepsFile(path)
     records = list(steps.new_records())
     assert steps.damaged_lines == 0
     return records
