@@ -7,14 +7,13 @@ import re
 import shlex
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
-from submitit.local.local import LocalExecutor
+from submitit.local.local import LocalExecutor, LocalJob
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 import hpctrain
@@ -28,7 +27,7 @@ from hpctrain.record.paths import RunPaths
 from hpctrain.record.schema import SCHEMA_VERSION, SubmissionRecord
 
 _PARSABLE_ANSWER = re.compile(r"^(?P<id>\d+)(;(?P<cluster>\w+))?$")
-_NO_TIME_LIMIT_MIN = 60 * 24 * 365
+_NO_TIME_LIMIT_S = 365 * 24 * 3600
 
 
 def submit(run: RunPaths, plan: RunPlan, cluster: ClusterConfig) -> SubmissionRecord:
@@ -96,19 +95,47 @@ def _submit_slurm(run: RunPaths, environment: dict[str, str]) -> SubmissionRecor
     )
 
 
+class _DetachedExecutor(LocalExecutor):
+    """submitit's local executor with our environment, and a controller that holds no terminal or pipe of the submitter."""
+
+    def __init__(self, run: RunPaths, environment: dict[str, str]) -> None:
+        super().__init__(run.submitit)
+        self._environment = environment
+        self._log = run.logs / "controller.log"
+
+    def _submit_command(self, command: str) -> LocalJob[Any]:
+        num_ranks = self.parameters["tasks_per_node"]
+        variables = {
+            "SUBMITIT_EXECUTOR": "local",
+            "SUBMITIT_LOCAL_COMMAND": command,
+            "SUBMITIT_LOCAL_NTASKS": str(num_ranks),
+            "SUBMITIT_LOCAL_NODEID": "0",
+            "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+            "SUBMITIT_LOCAL_TIMEOUT_S": str(_NO_TIME_LIMIT_S),
+            "SUBMITIT_LOCAL_SIGNAL_DELAY_S": "0",
+            "SUBMITIT_LOCAL_WITH_SHELL": "",
+            "SUBMITIT_STDERR_TO_STDOUT": "1",
+        }
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "submitit.local._local", str(self.folder)],
+                env=self._environment | variables,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        return LocalJob(folder=self.folder, job_id=str(process.pid), process=process, tasks=list(range(num_ranks)))
+
+
 def _submit_local(run: RunPaths, plan: RunPlan, environment: dict[str, str]) -> SubmissionRecord:
     """submitit's local executor starts one process a rank under a controller that outlives this one."""
-    num_ranks = plan.layout.gpus_per_node
-    executor = LocalExecutor(run.submitit)
-    executor.update_parameters(
-        tasks_per_node=num_ranks,
-        gpus_per_node=num_ranks if plan.device == "cuda" else 0,
-        timeout_min=_NO_TIME_LIMIT_MIN,
-        stderr_to_stdout=True,
-    )
-    environment |= {"PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1", **plan.slurm.environment}
-    with _replaced_environment(environment):
-        job = executor.submit(run_rank, str(run.root))
+    fixed = {"PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}
+    if plan.device == "cuda":
+        fixed["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(plan.layout.gpus_per_node)))
+    executor = _DetachedExecutor(run, environment | fixed | plan.slurm.environment)
+    executor.update_parameters(tasks_per_node=plan.layout.gpus_per_node)
+    job = executor.submit(run_rank, str(run.root))
     return SubmissionRecord(
         schema_version=SCHEMA_VERSION,
         cluster_kind="local",
@@ -123,16 +150,3 @@ def source_path_variable() -> dict[str, str]:
     """PYTHONPATH for the ranks where the package is not installed but run from its source folder."""
     parent = Path(hpctrain.__file__).resolve().parent.parent
     return {} if parent.name in ("site-packages", "dist-packages") else {"PYTHONPATH": str(parent)}
-
-
-@contextmanager
-def _replaced_environment(environment: dict[str, str]) -> Iterator[None]:
-    """submitit's controller takes the environment of the submitting process."""
-    saved = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(saved)

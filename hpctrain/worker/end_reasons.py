@@ -19,12 +19,13 @@ EXIT_CODES: dict[EndReason, int] = {
 """End reasons that a rank itself can record; the others are found from outside."""
 
 _OUT_OF_MEMORY_TEXTS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
-# gloo's and NCCL's words for a peer whose sockets closed.
+# gloo's, NCCL's and TCPStore's words for a peer whose sockets closed.
 _LOST_PEER_TEXTS = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
     "remote process exited or there was a network error",
+    "Did the remote server shutdown or crash?",
 )
 _MESSAGE_LENGTH, _QUOTE_LENGTH = 500, 150
 

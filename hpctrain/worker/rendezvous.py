@@ -18,6 +18,7 @@ from hpctrain.worker.stop_signal import StopSignal
 
 _CONNECT_TIMEOUT_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_GRACE_S = 10.0
 _NUM_NAMED = 20
 
 
@@ -35,7 +36,8 @@ def meet(rank_env: RankEnv, timeout_s: float, failure: Path, stop: StopSignal) -
         LostRankError: another rank has failed meanwhile.
         StoppedBySignalError: this rank was told to stop meanwhile.
     """
-    deadline = time.monotonic() + timeout_s
+    # Rank 0 gives up first: it holds the store that says who is missing.
+    deadline = time.monotonic() + timeout_s + (0.0 if rank_env.rank == 0 else _GRACE_S)
     check_address(rank_env)
     if rank_env.rank == 0:
         check_port_is_free(rank_env)

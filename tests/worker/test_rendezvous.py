@@ -15,11 +15,13 @@ import pytest
 
 from hpctrain.plan.layout import Layout
 from hpctrain.record.schema import NodeRecord
+from hpctrain.worker import rendezvous
 from hpctrain.worker.end_reasons import (
     LostRankError,
     RankEnvironmentError,
     StoppedBySignalError,
     WorldSizeError,
+    end_reason_of,
 )
 from hpctrain.worker.process_group import World, check_world
 from hpctrain.worker.rank_env import RankEnv
@@ -72,23 +74,28 @@ def test_all_arrive_in_any_order(first: RankEnv, tmp_path: Path) -> None:
     assert store.get("arrived/2") == b"n1"
 
 
-def test_missing_ranks_are_named(first: RankEnv, tmp_path: Path) -> None:
-    second = threading.Thread(target=_expect_missing, args=(replace(first, rank=1), tmp_path))
+def test_missing_ranks_are_named_by_rank_0(first: RankEnv, tmp_path: Path) -> None:
+    reasons: list[str] = []
+
+    def arrive() -> None:
+        try:
+            meet(replace(first, rank=1), 20, tmp_path / "none", StopSignal())
+        except Exception as error:
+            reasons.append(end_reason_of(error))
+
+    second = threading.Thread(target=arrive)
     second.start()
-    _expect_missing(first, tmp_path)
-    second.join()
-
-
-def _expect_missing(rank_env: RankEnv, folder: Path) -> None:
     text = "training.start_timeout_min=0.025: 1 of 3 ranks did not arrive: 2; see"
     with pytest.raises(RankEnvironmentError, match=re.escape(text)):
-        meet(rank_env, 1.5, folder / "none", StopSignal())
+        meet(first, 1.5, tmp_path / "none", StopSignal())
+    second.join()
+    assert reasons == ["killed"]
 
 
 def test_rank_0_cannot_be_reached(first: RankEnv, tmp_path: Path) -> None:
     text = rf"rank 1 on node n1 cannot reach rank 0 at 127.0.0.1:{first.master_port} \("
     with pytest.raises(RankEnvironmentError, match=text):
-        meet(replace(first, rank=1), 0.3, tmp_path / "none", StopSignal())
+        meet(replace(first, rank=1), 0.3 - rendezvous._GRACE_S, tmp_path / "none", StopSignal())
 
 
 def test_the_port_is_taken(first: RankEnv, tmp_path: Path) -> None:

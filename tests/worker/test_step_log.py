@@ -57,8 +57,8 @@ def test_every_step_gets_its_line_at_the_flush(tmp_path: Path) -> None:
     assert records[-1] == last
     assert [record.loss for record in records] == [1.0, 2.0, 3.0, 4.0]
     assert [record.grad_norm for record in records] == [0.5, 0.25, None, None]
-    assert all(0.02 <= record.step_time_s < 0.2 for record in records)
-    assert records[3].time_s - records[0].time_s == pytest.approx(sum(r.step_time_s for r in records[1:]))
+    assert all(0.02 <= record.step_time_s < 2 for record in records)
+    assert records[3].time_s - records[0].time_s == pytest.approx(sum(r.step_time_s for r in records[1:]), abs=1e-5)
     assert abs(last.time_s - time.time()) < 1
     assert last == StepRecord(
         schema_version=1,

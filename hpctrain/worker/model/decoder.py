@@ -119,10 +119,10 @@ class Decoder(nn.Module):
 def _recomputed(block: nn.Module, x: Tensor, rotary: Rotary | None) -> Tensor:
     """The block's output; only its input is kept, and the backward pass runs the block's forward once more.
 
-    torch ends that second run before the block's last matrix product, whose output nobody needs. ZeRO-3 with leaf modules
-    rests on it (tried with DeepSpeed 0.19.8): if the block's forward came to its end, DeepSpeed's hook behind it would
-    release the parameters that the backward pass is about to use. Nothing random is in a block, so no generator state is
-    kept.
+    torch ends that second run as soon as it has what the backward pass needs: before the block's last matrix product, or in
+    ZeRO-3, whose own linear layer saves its inputs late, behind it. ZeRO-3 with leaf modules rests on it (tried with
+    DeepSpeed 0.19.8, early_stop=False): if the block's forward came to its end, DeepSpeed's hook behind it would release
+    the parameters that the backward pass is about to use. Nothing random is in a block, so no generator state is kept.
     """
     out: Tensor = checkpoint(block, x, rotary, use_reentrant=False, preserve_rng_state=False)
     return out
