@@ -20,7 +20,7 @@ class StepFlops:
     model_flops: float
     """Forward and backward once, dense attention."""
     hardware_flops: float
-    """What is executed: with full activation checkpointing each block's forward runs twice."""
+    """What is executed: with full activation checkpointing each block's forward runs twice (see ``step_flops``)."""
     megatron_flops: float
     """The count behind the published 175B to 2T results; contains full recomputation whether or not it is done."""
 
@@ -69,15 +69,21 @@ def megatron_flops(num_sequences: int, seq_len: int, num_layers: int, hidden_siz
 
 
 def step_flops(
-    shape: ModelShape, seq_len: int, num_sequences: int, checkpointing: ActivationCheckpointing
+    shape: ModelShape, seq_len: int, num_sequences: int, checkpointing: ActivationCheckpointing, zero_stage: int
 ) -> StepFlops:
     """FLOPs of one optimizer step over ``num_sequences`` sequences of ``seq_len`` tokens.
 
-    The backward pass is twice the forward pass: one product for the input's gradient, one for the weight's.
+    The backward pass is twice the forward pass: one product for the input's gradient, one for the weight's. Under full
+    checkpointing each block's forward runs again; below ZeRO stage 3 torch stops it before the block's last product, whose
+    result nothing needs, and in stage 3 DeepSpeed's linear layer saves its input after that product, so all of it runs.
+    Source: torch/utils/checkpoint.py (early stop), deepspeed/runtime/zero/linear.py; counted on real ranks in tests/worker.
     """
     blocks = shape.num_layers * sum(block_forward_flops(shape, seq_len).values())
+    last_products = shape.num_layers * 2 * seq_len * shape.ffn_hidden_size * shape.hidden_size
     logits = 2 * seq_len * shape.hidden_size * shape.vocab_size
-    recomputed = blocks if checkpointing == "full" else 0
+    recomputed = 0
+    if checkpointing == "full":
+        recomputed = blocks if zero_stage == 3 else blocks - last_products
     model = 3.0 * (blocks + logits) * num_sequences
     return StepFlops(
         model_flops=model,

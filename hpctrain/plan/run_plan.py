@@ -22,6 +22,8 @@ from hpctrain.plan.model_shape import ModelShape, resolve_model_shape
 from hpctrain.plan.slurm_request import SlurmRequest, build_slurm_request, request_warnings
 
 PLAN_SCHEMA_VERSION = 1
+RANK_IDENTITY = tuple("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE NODE_RANK CROSS_RANK CROSS_SIZE".split())
+"""Variables that tell a rank who it is; nobody may set them for all ranks."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,9 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         hardware_name=config.hardware.name,
         device=config.hardware.device,
         peak_tflops_per_gpu=config.hardware.peak_tflops.get(precision),
-        flops_per_step=step_flops(shape, seq_len, batch.global_batch_size, choice.checkpointing),
+        flops_per_step=step_flops(
+            shape, seq_len, batch.global_batch_size, choice.checkpointing, config.parallelism.zero_stage
+        ),
         memory=memory,
         ds_config=build_ds_config(
             shape.num_parameters,
@@ -209,6 +213,13 @@ def _value_problems(config: Config, shape: ModelShape, seq_len: int) -> list[Pro
                 f"nearest: {training.learning_rate}",
             )
         )
+    problems += [
+        Problem(
+            f"env.{name}", str(config.env[name]), "every rank has its own value, computed in its task", "leave it out"
+        )
+        for name in RANK_IDENTITY
+        if name in config.env
+    ]
     if config.data.kind == "text" and config.data.path is None:
         problems.append(Problem("data.path", "null", "data=text reads a file or folder", "set data.path=FILE"))
     if "\n" in config.run.name if config.run.name else False:

@@ -10,21 +10,16 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from hpctrain.record.files import read_record, write_record
+from hpctrain.record.identity import attempt_number, job_id_of
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import with_failure
 from hpctrain.record.schema import SCHEMA_VERSION, AttemptRecord, EndReason
 
 _SIGNAL_BASE = 128
 _SIGKILL, _SIGTERM = 9, 15
-
-
-def attempt_number(environment: Mapping[str, str]) -> int:
-    """1 for the first start of a job, one more each time Slurm requeued it."""
-    return 1 + int(environment.get("SLURM_RESTART_COUNT") or 0)
 
 
 def close_attempt(run: RunPaths, number: int, exit_code: int, job_id: str, now_s: float) -> AttemptRecord:
@@ -70,8 +65,8 @@ def _read_if_there(path: Path) -> AttemptRecord | None:
 
 def main() -> None:
     run_dir, exit_code = sys.argv[1], int(sys.argv[2])
-    job_id = os.environ.get("SLURM_JOB_ID", "")
-    final = close_attempt(RunPaths(Path(run_dir)), attempt_number(os.environ), exit_code, job_id, time.time())
+    number, job_id = attempt_number(os.environ), job_id_of(os.environ)
+    final = close_attempt(RunPaths(Path(run_dir)), number, exit_code, job_id, time.time())
     print(
         f"hpctrain: attempt {final.attempt} {final.state} ({final.end_reason}, exit code {final.exit_code}): {final.message}"
     )

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import hpctrain
 from hpctrain.config.schema import Config
 from hpctrain.plan.run_plan import RunPlan, rank_environment
-from hpctrain.record.close_attempt import attempt_number
 from hpctrain.record.files import create_record, write_record
+from hpctrain.record.identity import attempt_number, job_id_of
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_config, read_plan
 from hpctrain.record.schema import SCHEMA_VERSION, AttemptRecord
@@ -31,7 +31,6 @@ from hpctrain.worker.nodelist import first_host
 from hpctrain.worker.rank_env import (
     RankEnv,
     cache_dir,
-    job_id_of,
     local_rank_env,
     slurm_rank_env,
     step_nodelist,

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from hpctrain.config.schema import DeviceKind
-from hpctrain.record.close_attempt import attempt_number
+from hpctrain.record.identity import attempt_number, job_id_of
 from hpctrain.worker.end_reasons import RankEnvironmentError
 
 ClusterKind = Literal["slurm", "local"]
@@ -74,19 +74,6 @@ def step_nodelist(environment: Mapping[str, str]) -> str:
     """
     _require(environment, (STEP_NODELIST,), "srun")
     return environment[STEP_NODELIST]
-
-
-def job_id_of(environment: Mapping[str, str]) -> str:
-    """The job's id: submitit's for a local run, ``array_task`` for a task of a Slurm array; empty if there is none.
-
-    >>> job_id_of({"SLURM_JOB_ID": "84", "SLURM_ARRAY_JOB_ID": "83", "SLURM_ARRAY_TASK_ID": "1"})
-    '83_1'
-    """
-    if "SUBMITIT_LOCAL_JOB_ID" in environment:
-        return environment["SUBMITIT_LOCAL_JOB_ID"]
-    if "SLURM_ARRAY_JOB_ID" in environment and "SLURM_ARRAY_TASK_ID" in environment:
-        return f"{environment['SLURM_ARRAY_JOB_ID']}_{environment['SLURM_ARRAY_TASK_ID']}"
-    return environment.get("SLURM_JOB_ID", "")
 
 
 def slurm_rank_env(

@@ -21,24 +21,31 @@ MT_NLG = [(280, 60.1, 126), (350, 50.2, 121), (420, 44.4, 113)]
 
 @pytest.mark.parametrize(("model", "gpus", "micro", "seq_len", "step_time_s", "published"), AZURE)
 def test_azure_points(model: str, gpus: int, micro: int, seq_len: int, step_time_s: float, published: float) -> None:
-    flops = step_flops(shape_of(model), seq_len, micro * gpus, "full")
+    flops = step_flops(shape_of(model), seq_len, micro * gpus, "full", zero_stage=3)
     assert flops.per_gpu_tflops(step_time_s, gpus)["megatron"] == pytest.approx(published, rel=0.001)
 
 
 @pytest.mark.parametrize(("nodes", "step_time_s", "published"), MT_NLG)
 def test_megatron_turing_points(nodes: int, step_time_s: float, published: float) -> None:
-    flops = step_flops(shape_of("530b"), 2048, 1920, "full")
+    flops = step_flops(shape_of("530b"), 2048, 1920, "full", zero_stage=3)
     assert flops.per_gpu_tflops(step_time_s, nodes * 8)["megatron"] == pytest.approx(published, rel=0.02)
 
 
 def test_with_full_recomputation_hardware_flops_are_megatrons() -> None:
     # The 96-formula is the term-by-term count of a GPT whose feed-forward is 4h wide, with each block's forward twice.
-    flops = step_flops(shape_of("175b"), 2048, 64, "full")
+    flops = step_flops(shape_of("175b"), 2048, 64, "full", zero_stage=3)
     assert flops.hardware_flops == pytest.approx(flops.megatron_flops, rel=1e-12)
 
 
+def test_below_stage_3_the_last_product_of_a_block_is_not_recomputed() -> None:
+    # A GPT block's forward is 24·s·h² and attention, its last product 8·s·h².
+    shape = shape_of("530b")
+    whole, early = (step_flops(shape, 1024, 1, "full", zero_stage=stage).hardware_flops for stage in (3, 1))
+    assert whole - early == 105 * 8 * 1024 * 20480**2
+
+
 def test_without_recomputation_hardware_flops_are_model_flops() -> None:
-    flops = step_flops(shape_of("175b"), 2048, 64, "none")
+    flops = step_flops(shape_of("175b"), 2048, 64, "none", zero_stage=3)
     assert flops.hardware_flops == flops.model_flops < flops.megatron_flops
 
 
@@ -47,7 +54,7 @@ def test_model_flops_by_the_palm_form() -> None:
     shape = shape_of("llama3_8b")
     matmul_parameters = shape.num_layers * shape.block_matmul_parameters + shape.vocab_size * shape.hidden_size
     per_token = 6 * matmul_parameters + 12 * shape.num_layers * shape.hidden_size * 8192
-    assert step_flops(shape, 8192, 1, "none").model_flops == pytest.approx(8192 * per_token, rel=1e-12)
+    assert step_flops(shape, 8192, 1, "none", zero_stage=3).model_flops == pytest.approx(8192 * per_token, rel=1e-12)
 
 
 def test_rates_by_hand() -> None:

@@ -74,6 +74,7 @@ PROBLEMS = [
         ["offload_param=cpu", "stage 3, here it is 2"],
         id="offload",
     ),
+    pytest.param(["env.RANK=3"], ["env.RANK=3", "leave it out"], id="rank-for-all"),
     pytest.param(["data=text"], ["data.path=null", "set data.path=FILE"], id="text-without-path"),
     pytest.param(["training.min_learning_rate=1"], ["min_learning_rate=1.0", "0.0006"], id="learning-rates"),
     pytest.param(["cluster.time=0:240:0x"], ["cluster.time=0:240:0x", "hours:minutes:seconds"], id="time-form"),

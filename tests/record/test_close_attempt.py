@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from hpctrain.record.close_attempt import attempt_number, close_attempt
+from hpctrain.record.close_attempt import close_attempt
 from hpctrain.record.files import write_record
+from hpctrain.record.identity import attempt_number
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_attempts
 from hpctrain.record.schema import NodeRecord
