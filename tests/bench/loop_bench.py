@@ -1,4 +1,4 @@
-"""The worker's loop beside a bare hand-written DeepSpeed loop: same ranks, same engine, same data, in alternating blocks of steps.
+"""The worker's loop beside a bare DeepSpeed loop: same ranks, engine and data, in alternating blocks of steps.
 
 ``python tests/bench/loop_bench.py [BLOCKS]`` trains model=tiny with ZeRO-3 on two CPU ranks and prints the medians of a step and
 their ratio; the aim is at most 1.03.
