@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import nbformat
 import pytest
 
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import StepsFile, read_attempts, read_submission
+from tests.analysis.test_notebooks import NOTEBOOKS, execute
 
 pytestmark = [pytest.mark.slurm, pytest.mark.train]
 
@@ -135,7 +137,10 @@ def test_submission_returns_at_once_and_waits_in_the_queue(cluster: Cluster) -> 
     assert cluster.wait_for(run, ("CANCELLED",))["step"] == 0
 
 
-def test_a_sweep_submits_two_runs_and_returns(cluster: Cluster) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_sweep_submits_two_runs_and_the_notebooks_show_them(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer = cluster.call("-m", "cluster=sandbox", *SHORT, "nodes=1,2", f'run.root="{cluster.root}"')
     assert answer.returncode == 0, answer.stderr
     (manifest,) = cluster.root.glob("sweep-*/sweep.json")
@@ -144,6 +149,10 @@ def test_a_sweep_submits_two_runs_and_returns(cluster: Cluster) -> None:
     for point in points:
         run = RunPaths(manifest.parent / point["run"])
         assert cluster.wait_for(run, ("COMPLETED", "FAILED"))["state"] == "COMPLETED", logs(run)
+    for path in NOTEBOOKS:
+        text, num_figures = execute(nbformat.read(path, as_version=4), cluster.root, monkeypatch)
+        assert "2 runs, 2 of them valid" in text
+        assert num_figures == 2
 
 
 def test_the_shells_environment_stays_outside_and_the_users_comes_in(cluster: Cluster) -> None:
