@@ -18,6 +18,7 @@ from hpctrain.config.compose import Point
 from hpctrain.config.schema import Config
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.plan.slurm_request import sbatch_script, slurm_safe_name
+from hpctrain.record.code_version import source_digests
 from hpctrain.record.files import write_text
 from hpctrain.record.frozen_config import config_text
 from hpctrain.record.paths import RunPaths
@@ -59,7 +60,7 @@ def remove_run_folder(run: RunPaths) -> None:
 
 
 def code_record(python: str) -> dict[str, Any]:
-    """Which code will run: interpreter, versions, and commit with working-tree difference where the package is in git."""
+    """Which code will run: interpreter, versions, digests of the source, and git's commit and difference where there is git."""
     source = Path(hpctrain.__file__).resolve().parent
     versions = {"python": ".".join(map(str, sys.version_info[:3])), "hpctrain": hpctrain.__version__}
     for package in _RECORDED_PACKAGES:
@@ -74,6 +75,7 @@ def code_record(python: str) -> dict[str, Any]:
         "versions": versions,
         "commit": _git(source, "rev-parse", "HEAD").strip(),
         "diff": _git(source, "diff", "HEAD"),
+        "sources": source_digests(),
     }
 
 

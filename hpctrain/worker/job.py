@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import hpctrain
 from hpctrain.config.schema import Config
 from hpctrain.plan.run_plan import RunPlan, rank_environment
+from hpctrain.record.code_version import changed_sources, source_digests
 from hpctrain.record.files import create_record, write_record
 from hpctrain.record.identity import attempt_number, job_id_of
 from hpctrain.record.paths import RunPaths
@@ -200,6 +201,9 @@ def _print_versions(paths: RunPaths, versions: dict[str, str]) -> None:
     for name, value in here.items():
         if there.get(name) != value:
             print(f"hpctrain: warning: {name} is {value} here, {there.get(name)} at submission", flush=True)
+    changed = changed_sources(recorded["sources"], source_digests())
+    if changed:
+        print(f"hpctrain: warning: source changed since submission: {', '.join(changed)}", flush=True)
 
 
 def _record_failure(paths: RunPaths, error: BaseException, started_at_s: float) -> int:

@@ -12,6 +12,7 @@ import pytest
 
 from hpctrain.plan.layout import Layout
 from hpctrain.plan.run_plan import build_run_plan
+from hpctrain.record.code_version import source_digests
 from hpctrain.record.files import read_record
 from hpctrain.record.schema import AttemptRecord
 from tests.worker.run_folder import (
@@ -178,7 +179,8 @@ def test_a_left_over_thread_does_not_keep_the_job(tmp_path: Path) -> None:
 def test_what_differs_from_the_submission_is_told(tmp_path: Path) -> None:
     run = make_run(tmp_path, make_config(num_ranks=1, zero_stage=1, num_steps=2, env={"MASTER_PORT": 23456}))
     versions = {"python": "3.0.0", "hpctrain": "0.1.0", "torch": "1.0", "deepspeed": "0.19.8"}
-    run.code.write_text(json.dumps({"interpreter": sys.executable, "versions": versions}))
+    sources = source_digests() | {"cli.py": "another", "gone.py": "one more"}
+    run.code.write_text(json.dumps({"interpreter": sys.executable, "versions": versions, "sources": sources}))
     with start_ranks(run, num_ranks=1, changes={0: {"OMPI_COMM_WORLD_LOCAL_RANK": "5"}}) as ranks:
         assert ranks.wait() == [0], ranks.logs()
     log = ranks.log()
@@ -186,4 +188,5 @@ def test_what_differs_from_the_submission_is_told(tmp_path: Path) -> None:
     assert "1.0 at submission" in log
     assert "warning: python is " in log
     assert "warning: interpreter" not in log
+    assert "warning: source changed since submission: cli.py, gone.py" in log
     assert "MASTER_PORT=23456 (from env.MASTER_PORT)" in log
