@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import importlib.util
 import json
 import os
 import sys
@@ -154,33 +155,35 @@ def _json_list(plans: list[RunPlan]) -> str:
 def _submit(words: Sequence[str]) -> int:
     if (code := _answer_flag(words)) is not None:
         return code
-    from hpctrain.launch.interpreter import interpreter
-    from hpctrain.launch.preflight import check_data, check_run_root, check_slurm_is_here
-
     parsed = _parse_compose_words(words)
     if parsed.shown_config:
         return _print_config(parsed)
     planned = _planned(parsed)
-    _refuse_problems(planned, parsed.force)
-    for point, _ in planned:
-        check_data(point.config.data)
-    if any(plan.cluster_kind == "slurm" for _, plan in planned):
-        check_slurm_is_here()
-    root = check_run_root(planned[0][0].config.run.root)
+    root = _checked_root(planned, parsed.force)
+    from hpctrain.launch.interpreter import interpreter
+
     if parsed.multirun:
         return _submit_sweep(planned, root, interpreter())
     return _submit_one(*planned[0], root, interpreter())
 
 
-def _refuse_problems(planned: list[tuple[Point, RunPlan]], force: bool) -> None:
+def _checked_root(planned: list[tuple[Point, RunPlan]], force: bool) -> Path:
+    """The folder of the runs, after everything that can be refused has been asked."""
+    from hpctrain.launch.preflight import check_data, check_run_root, check_slurm_is_here, check_this_machine
     from hpctrain.launch.sweep import check_sweep
 
+    first_point, first_plan = planned[0]
     if len(planned) > 1:
         check_sweep(planned, force)
-        return
-    problems = [problem for problem in planned[0][1].problems if not (force and problem.kind == "memory")]
-    if problems:
+    elif problems := first_plan.blocking_problems(force):
         raise ConfigError(problems)
+    for point, _ in planned:
+        check_data(point.config.data)
+    if first_plan.cluster_kind == "slurm":
+        check_slurm_is_here()
+    else:
+        check_this_machine(first_plan, force)
+    return check_run_root(first_point.config.run.root)
 
 
 def _submit_one(point: Point, plan: RunPlan, root: Path, python: str) -> int:
@@ -204,30 +207,37 @@ def _submit_one(point: Point, plan: RunPlan, root: Path, python: str) -> int:
 
 
 def _wait(run_paths: RunPaths, plan: RunPlan) -> int:
+    """Follows the run; Ctrl-C ends a local run, and only the watching of a run on Slurm."""
     from rich.console import Console
 
     from hpctrain.launch.follow import follow
-    from hpctrain.launch.jobs import cancel
+    from hpctrain.launch.jobs import cancel, collect_status
     from hpctrain.record.reader import read_submission
 
-    console = Console()
     try:
-        attempt = follow(run_paths, plan, read_submission(run_paths), console)
+        attempt = follow(run_paths, plan, read_submission(run_paths), Console())
     except KeyboardInterrupt:
-        print(cancel(run_paths))
+        print(cancel(run_paths) if plan.cluster_kind == "local" else "the job goes on; see status, or cancel it")
         raise
-    if attempt is None or attempt.state != "completed":
-        what = "no rank started" if attempt is None else f"{attempt.end_reason}: {attempt.message}"
-        print(f"hpctrain: the run failed: {what}\nlogs: {run_paths.logs}", file=sys.stderr)
+    (status,) = collect_status([run_paths])
+    if status.state != "COMPLETED":
+        print(f"hpctrain: the run ended as {status.state}: {status.detail}\nlogs: {run_paths.logs}", file=sys.stderr)
         return (attempt.exit_code if attempt else None) or _EXIT_RUN_FAILED
     _print_summary(run_paths)
     return EXIT_OK
 
 
 def _print_summary(run_paths: RunPaths) -> None:
+    _require_analysis()
     from hpctrain.analysis.report import write_summary
 
     print(f"\n{write_summary(run_paths)}\n\npicture {run_paths.summary_figure}")
+
+
+def _require_analysis() -> None:
+    missing = [name for name in ("pandas", "matplotlib") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise LaunchError(f"report needs {', '.join(missing)}; pip install 'hpctrain[analysis]'")
 
 
 def _submit_sweep(planned: list[tuple[Point, RunPlan]], root: Path, python: str) -> int:
@@ -254,7 +264,7 @@ def _answer_flag(words: Sequence[str]) -> int | None:
 
 
 def _hydra_answers(words: Sequence[str]) -> int:
-    """Hydra's own questions (--info, --hydra-help, --shell-completion, --cfg hydra), answered by Hydra."""
+    """Hydra's own questions (--info, --hydra-help, --shell-completion), answered by Hydra."""
     import hydra
     from hydra.errors import HydraException
 
@@ -304,8 +314,14 @@ def _cancel(words: Sequence[str]) -> int:
     known = parser.parse_args(list(words))
     from hpctrain.launch.jobs import cancel
 
+    failures = []
     for found in _runs_in(known.folders):
-        print(f"{found.root.name}: {cancel(found)}")
+        try:
+            print(f"{found.root.name}: {cancel(found)}")
+        except HpctrainError as error:
+            failures.append(f"{found.root.name}: {error}")
+    if failures:
+        raise LaunchError("\n".join(failures))
     return EXIT_OK
 
 
@@ -320,6 +336,7 @@ def _report(words: Sequence[str]) -> int:
     if len(found) == 1:
         _print_summary(found[0])
         return EXIT_OK
+    _require_analysis()
     from hpctrain.analysis.frames import load_frames
     from hpctrain.analysis.report import render_text
 

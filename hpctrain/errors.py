@@ -38,10 +38,10 @@ class HpctrainError(Exception):
 class ConfigError(HpctrainError):
     """The configuration breaks rules; carries all of them at once."""
 
-    def __init__(self, problems: Iterable[Problem] | str) -> None:
+    def __init__(self, problems: Iterable[Problem] | str, text: str = "") -> None:
         self.problems: tuple[Problem, ...] = () if isinstance(problems, str) else tuple(problems)
-        text = problems if isinstance(problems, str) else "\n".join(str(problem) for problem in self.problems)
-        super().__init__(text)
+        lines = problems if isinstance(problems, str) else "\n".join(str(problem) for problem in self.problems)
+        super().__init__(text or lines)
         if self.problems and all(problem.kind == "memory" for problem in self.problems):
             self.exit_code = EXIT_DOES_NOT_FIT
 

@@ -12,12 +12,13 @@ PACKAGE = Path(__file__).parent.parent / "hpctrain"
 ALLOWED = {
     "errors": set(),
     "units": set(),
+    "text_files": {"errors", "config.schema"},
     "config": {"errors", "config"},
     "plan": {"errors", "units", "config.schema", "plan"},
     "record": {"errors", "units", "config.schema", "config.build", "plan", "record"},
-    "launch": {"errors", "units", "config", "plan", "record", "launch"},
+    "launch": {"errors", "units", "text_files", "config", "plan", "record", "launch"},
     "analysis": {"errors", "units", "config.schema", "plan", "record", "analysis"},
-    "worker": {"errors", "units", "config.schema", "plan", "record", "worker"},
+    "worker": {"errors", "units", "text_files", "config.schema", "plan", "record", "worker"},
 }
 """Each room and the rooms it may import from; cli and help_text stand above all."""
 

@@ -90,6 +90,16 @@ def render_text(frames: Frames) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def _scaling_parts(runs: pd.DataFrame) -> list[str]:
+    """A table for each kind of scaling that the runs show, or why they show none."""
+    scalings = [scaling_efficiency(runs, kind) for kind in KIND_KEYS]
+    tables = [table for scaling in scalings if (table := render_scaling(scaling))]
+    if tables or not any(scaling.messages for scaling in scalings):
+        return tables
+    lines = [f"  {scaling.kind}: {message}" for scaling in scalings for message in scaling.messages]
+    return ["\n".join(["No scaling efficiency:", *lines])]
+
+
 def render_scaling(scaling: Scaling) -> str:
     """Efficiencies of one kind as an aligned table, then the groups without; empty if no group has any."""
     points = scaling.points[scaling.points["efficiency"].notna()]

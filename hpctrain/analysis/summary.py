@@ -163,7 +163,9 @@ def _with_planned(summary: RunSummary, plan: RunPlan) -> RunSummary:
         tokens_per_step=plan.batch.tokens_per_step,
         num_steps=plan.num_steps,
         peak_tflops_per_gpu=plan.peak_tflops_per_gpu,
-        predicted_memory_bytes=(memory.gpu_bytes if on_gpu else memory.host_bytes_per_node // memory.ranks_per_node),
+        predicted_memory_bytes=(
+            memory.allocator_bytes if on_gpu else memory.host_bytes_per_node // memory.ranks_per_node
+        ),
         memory_capacity_bytes=memory.gpu_capacity_bytes if on_gpu else None,
     )
 

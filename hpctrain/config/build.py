@@ -59,6 +59,31 @@ def config_fields(section: tuple[str, ...] = ()) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 
+def takes_text(key: str) -> bool:
+    """Whether a dotted key takes text and no number.
+
+    >>> takes_text("cluster.account"), takes_text("nodes"), takes_text("cluster.extra.x"), takes_text("no.such")
+    (True, False, False, False)
+    """
+    section, _, name = key.rpartition(".")
+    try:
+        hint = config_fields(tuple(section.split(".")) if section else ())[name]
+    except (KeyError, TypeError):
+        return False
+    alternatives = {str in get_args(part) or part is str for part in (hint, *get_args(hint))}
+    return True in alternatives and not {int, float}.intersection(_plain_types(hint))
+
+
+def _plain_types(hint: Any) -> set[Any]:
+    """The types at the bottom of unions and annotations."""
+    parts = get_args(hint)
+    return (
+        {hint}
+        if not parts
+        else set().union(*(_plain_types(part) for part in parts if isinstance(part, type) or get_args(part)))
+    )
+
+
 def _adapter() -> TypeAdapter[Config]:
     # The schema stays free of pydantic, so strictness about unknown keys is set here.
     for cls in (Config, *get_type_hints(Config).values()):

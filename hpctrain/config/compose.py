@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,17 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hpctrain.config.build import build_config, config_fields
+from hpctrain.config.build import build_config, config_fields, takes_text
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, Problem, known_names_hint
 
 CONFIG_NAME = "config"
 _OPEN_MAPPINGS = ("env.", "cluster.extra.", "hardware.peak_tflops.", "hardware.sources.")
 """Below these, names are the user's own."""
+
+
+_PLAIN_NUMBER = re.compile(r"[+-]?[\d_]+(\.[\d_]*)?([eE][+-]?\d+)?")
+_YAML_TRAP = re.compile(r"\s*(-\s+)?(?P<key>[\w.-]+):\s+(?P<value>0\d+|\d[\d_]*_[\d_]*|\d+(:\d+)+)\s*(#.*)?$")
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,12 @@ def compose_points(words: Sequence[str], multirun: bool, extra_dirs: Sequence[Pa
     Raises:
         ConfigError: the message names key, value, rule and the nearest fix.
     """
+    for folder in extra_dirs:
+        check_site_files(folder)
     overrides = [_parse(word) for word in words]
     _check_overrides(overrides, words, multirun, extra_dirs)
     axes = [_axis(override, extra_dirs) for override in overrides]
-    search_path = ",".join(f"file://{path.resolve()}" for path in extra_dirs)
+    search_path = ",".join(_hydra_text(f"file://{path.resolve()}") for path in extra_dirs)
     fixed = [f"hydra.searchpath=[{search_path}]"] if extra_dirs else []
     stated = {override.key_or_group for override in overrides}
     points = []
@@ -73,6 +80,10 @@ def compose_points(words: Sequence[str], multirun: bool, extra_dirs: Sequence[Pa
 
 def _parse(word: str) -> Override:
     parser = OverridesParser.create()
+    key, _, value = word.partition("=")
+    if _PLAIN_NUMBER.fullmatch(value) and takes_text(key.lstrip("+")):
+        # An account 012 or a name 2024_11_29 is text, whatever number Hydra would make of it.
+        return parser.parse_override(_quoted(word))
     try:
         return parser.parse_override(word)
     except (OverrideParseException, HydraException) as error:
@@ -93,8 +104,13 @@ def _parses(word: str) -> bool:
 def _quoted(word: str) -> str:
     """The override with its value in Hydra's double quotes."""
     key, _, value = word.partition("=")
+    return f"{key}={_hydra_text(value)}"
+
+
+def _hydra_text(value: str) -> str:
+    """The value in Hydra's double quotes."""
     inner = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'{key}="{inner}"'
+    return f'"{inner}"'
 
 
 def _quoting_advice(word: str, reason: str) -> str:
@@ -185,6 +201,25 @@ def _number_form_problems(key: str, word: str) -> list[Problem]:
         for value in values
         if "_" in value and value.replace("_", "").lstrip("+-").isdigit()
     ]
+
+
+def check_site_files(folder: Path) -> None:
+    """Refuses what would silently be something else.
+
+    Raises:
+        ConfigError: a file has the name of a shipped one, which Hydra would take instead, or a number in a form that YAML 1.1
+            reads as another (017 is 15, 1_28 is 128, 4:00:00 is 14400).
+    """
+    for path in sorted(folder.rglob("*.yaml")):
+        name = path.relative_to(folder)
+        if (config_dir() / name).is_file():
+            raise ConfigError(f"{path}: hpctrain ships a file of this name, which wins; give yours another name")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            if match := _YAML_TRAP.match(line):
+                raise ConfigError(
+                    f"{path}:{number}: {match['key']}: {match['value']}: YAML reads it as another number;"
+                    f' write {match["key"]}: "{match["value"]}" for text, or the plain number'
+                )
 
 
 def _axis(override: Override, extra_dirs: Sequence[Path]) -> list[str]:

@@ -6,15 +6,16 @@ Units are in the names (``_gib``, ``_gb_per_s``, ``_tflops``); ``None`` means «
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Lt, MinLen
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 Count = Annotated[int, Gt(0)]
 NonNegativeInt = Annotated[int, Ge(0)]
-Positive = Annotated[float, Gt(0)]
-NonNegative = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0), Lt(math.inf)]
+NonNegative = Annotated[float, Ge(0), Lt(math.inf)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
 Text = Annotated[str, MinLen(1)]
 
@@ -99,8 +100,8 @@ class ClusterConfig:
     kind: Literal["slurm", "local"]
     wait: bool = False
     """Follow the run with a progress bar and end with its result."""
-    time: str | int | None = None
-    """Time limit in one of Slurm's six forms; None: the partition's default (local: none)."""
+    time: Text | None = None
+    """Time limit in one of Slurm's six forms, as text (YAML would read 4:00:00 as 14400); None: the partition's default."""
     partition: Text | None = None
     account: Text | None = None
     qos: Text | None = None
@@ -110,15 +111,17 @@ class ClusterConfig:
     exclude: Text | None = None
     comment: Text | None = None
     exclusive: bool = False
-    memory_per_node: str | int | None = None
-    """--mem, in Slurm's form; 0 means all of the node's memory."""
+    memory_per_node: Text | None = None
+    """--mem, in Slurm's form; ``0`` means all of the node's memory."""
     cpus_per_task: Count | None = None
     gpu_request: Literal["auto", "none", "gpus_per_node", "gres"] = "auto"
     """auto: gpus_per_node where the hardware has GPUs, else none."""
     gpu_type: Text | None = None
     """The site's name of the GPU in gres.conf, where it wants one."""
-    signal_lead_s: Count = 120
+    signal_lead_s: Annotated[int, Gt(0), Le(65535)] = 120
     """Seconds between the warning signal and the time limit."""
+    requeue: bool = True
+    """May Slurm start the job again after preemption or a node failure; there are no checkpoints yet, so at step 1."""
     setup: tuple[str, ...] = ()
     """Shell lines before srun: modules, exports."""
     srun_args: tuple[str, ...] = ()
@@ -158,6 +161,8 @@ class TrainingConfig:
     """Steps between two flushes of ``steps.jsonl``; every step gets its line."""
     start_timeout_min: Count = 30
     """Minutes that ranks wait for each other at the start."""
+    collective_timeout_min: Count = 30
+    """Minutes after which a collective that some rank does not join ends the run."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hpctrain.launch.jobs import collect_status, local_process
+from hpctrain.launch.jobs import collect_status, local_process, process_tree
 from hpctrain.launch.slurm_states import FINISHED
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.close_attempt import close_attempt
@@ -19,6 +20,7 @@ from hpctrain.record.schema import AttemptRecord, SubmissionRecord
 
 _POLL_S = 0.2
 _SLURM_QUERY_INTERVAL_S = 30.0
+_MAX_UNKNOWN = 4
 _GRACE_AFTER_FAILURE_S = 30.0
 """A rank that failed takes the others with it through their next collective; after this time they are ended."""
 
@@ -30,7 +32,7 @@ def follow(run: RunPaths, plan: RunPlan, submission: SubmissionRecord, console: 
     attempts = read_attempts(run)
     if is_local and (not attempts or attempts[-1].state == "running"):
         # On Slurm the batch script does this.
-        close_attempt(run, attempts[-1].attempt if attempts else 1, 1, submission.job_id, time.time())
+        close_attempt(run, attempts[-1].attempt if attempts else 1, None, submission.job_id, time.time())
         attempts = read_attempts(run)
     return attempts[-1] if attempts else None
 
@@ -70,31 +72,33 @@ def _local_watch(run: RunPaths, submission: SubmissionRecord) -> Callable[[], bo
         if failed_at is None and run.failure(1).exists():
             failed_at = time.monotonic()
         if failed_at is not None and time.monotonic() - failed_at > _GRACE_AFTER_FAILURE_S:
-            end_process_tree(controller)
+            for process in process_tree(controller):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             return True
         return False
 
     return is_over
 
 
-def end_process_tree(process: psutil.Process) -> None:
-    """Kills the process and all below it."""
-    for member in [*process.children(recursive=True), process]:
-        member.kill()
-
-
 def _slurm_watch(run: RunPaths) -> Callable[[], bool]:
-    """Tells when the job is over: by the end marker, or where there is none by Slurm, asked seldom."""
+    """Tells when the job is over: by the end marker, or where there is none by Slurm, asked seldom.
+
+    A job that nobody knows any more is given up after a few questions.
+    """
     asked_at = time.monotonic()
+    num_unknown = 0
 
     def is_over() -> bool:
-        nonlocal asked_at
+        nonlocal asked_at, num_unknown
         attempts = read_attempts(run)
-        if attempts and attempts[-1].state != "running":
+        if attempts and attempts[-1].state == "completed":
             return True
         if time.monotonic() - asked_at < _SLURM_QUERY_INTERVAL_S:
             return False
         asked_at = time.monotonic()
-        return collect_status([run])[0].state in FINISHED
+        state = collect_status([run])[0].state
+        num_unknown = num_unknown + 1 if state == "UNKNOWN" else 0
+        return state in FINISHED or num_unknown >= _MAX_UNKNOWN
 
     return is_over

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import secrets
 import shutil
 from pathlib import Path
 
+import psutil
+
 from hpctrain.config.schema import DataConfig
 from hpctrain.errors import ConfigError, LaunchError, Problem
+from hpctrain.plan.run_plan import RunPlan
+from hpctrain.text_files import text_files
+from hpctrain.units import gib
 
 
 def check_slurm_is_here() -> None:
@@ -16,29 +22,44 @@ def check_slurm_is_here() -> None:
     Raises:
         LaunchError: there is no sbatch on PATH.
     """
-    if shutil.which("sbatch") is None:
+    missing = [name for name in ("sbatch", "srun") if shutil.which(name) is None]
+    if missing:
         raise LaunchError(
-            "there is no sbatch on this machine's PATH; add cluster=local to run here,"
+            f"there is no {missing[0]} on this machine's PATH; add cluster=local to run here,"
             " or put the word plan first to look at the plan"
         )
 
 
 def check_data(data: DataConfig) -> None:
-    """Whether the text is there; its contents are judged by the ranks, before the first step.
+    """Whether the text is there and small enough; its contents are judged by the ranks, before the first step.
 
     Raises:
-        ConfigError: there is no such file or folder, or nothing to read in it.
+        ConfigError: there is no such file or folder, nothing to read in it, or too much.
     """
-    if data.kind != "text" or data.path is None:
-        return
-    path = Path(data.path).expanduser()
-    if not path.exists():
-        nearest = next(parent for parent in path.absolute().parents if parent.exists())
-        raise ConfigError((Problem("data.path", data.path, "there is no such file or folder", f"{nearest} is there"),))
-    if path.is_dir() and not any(path.rglob("*.txt")):
-        raise ConfigError(
-            (Problem("data.path", data.path, "the folder holds no *.txt", "name a file or another folder"),)
+    if data.kind == "text" and data.path is not None:
+        text_files(data)
+
+
+def check_this_machine(plan: RunPlan, force: bool) -> None:
+    """Before a local run: the packages of the ranks, and memory for them.
+
+    Raises:
+        LaunchError: a package is missing.
+        ConfigError: the estimate is above this machine's memory and nobody forces it (exit code 3).
+    """
+    missing = [
+        name for name in ("torch", "deepspeed", "pandas", "matplotlib") if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        raise LaunchError(
+            f"cluster=local trains in here, and {', '.join(missing)} is missing; pip install 'hpctrain[train,analysis]'"
         )
+    needed, there = plan.memory.host_bytes_per_node, psutil.virtual_memory().total
+    if needed > there and not force:
+        ranks = plan.layout.gpus_per_node
+        rule = f"estimated need of {ranks} ranks; this machine has {gib(there)}, short by {gib(needed - there)}"
+        fix = "a smaller model or training.micro_batch_size, or fewer ranks (hardware.gpus_per_node); --force runs all the same"
+        raise ConfigError((Problem("memory.host", gib(needed), rule, fix, kind="memory"),))
 
 
 def check_run_root(root: str) -> Path:
@@ -48,8 +69,8 @@ def check_run_root(root: str) -> Path:
         ConfigError: it has a ``%`` or a line break (sbatch expands or splits them in output paths), or is not writable.
     """
     path = Path(root).expanduser().absolute()
-    if "%" in str(path) or "\n" in str(path):
-        rule = "sbatch expands % in output paths, and a line break ends a directive"
+    if any(sign in "%\\" or not sign.isprintable() for sign in str(path)):
+        rule = "sbatch expands % and \\ in output paths, and a line break ends a directive"
         raise ConfigError((Problem("run.root", root, rule, "choose a folder without them"),))
     try:
         path.mkdir(parents=True, exist_ok=True)

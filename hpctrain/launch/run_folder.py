@@ -16,6 +16,7 @@ from typing import Any
 import hpctrain
 from hpctrain.config.compose import Point
 from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError, Problem
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.plan.slurm_request import sbatch_script, slurm_safe_name
 from hpctrain.record.code_version import source_digests
@@ -34,8 +35,17 @@ def create_run_folder(parent: Path, point: Point, plan: RunPlan, python: str) ->
     """
     slug = slurm_safe_name(plan.name)[:_LONGEST_SLUG]
     run = RunPaths(parent / f"{slug}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
-    run.root.mkdir()
-    for folder in (run.attempts, run.nodes, run.submitit):
+    try:
+        _fill_run_folder(run, point, plan, python)
+    except OSError as error:
+        shutil.rmtree(run.root, ignore_errors=True)
+        rule = f"the run folder cannot be written ({error.strerror}: {error.filename})"
+        raise ConfigError((Problem("run.root", str(parent), rule, "set run.root=FOLDER to another one"),)) from None
+    return run
+
+
+def _fill_run_folder(run: RunPaths, point: Point, plan: RunPlan, python: str) -> None:
+    for folder in (run.attempts, run.submitit):
         folder.mkdir(parents=True)
     write_text(run.config, config_text(_with_absolute_paths(point.config)))
     write_text(run.overrides, json.dumps(list(point.overrides), ensure_ascii=False, indent=2) + "\n")
@@ -43,7 +53,6 @@ def create_run_folder(parent: Path, point: Point, plan: RunPlan, python: str) ->
     write_text(run.code, json.dumps(code_record(python), indent=2) + "\n")
     if plan.cluster_kind == "slurm":
         write_text(run.submission_script, sbatch_script(plan.slurm, str(run.root), python))
-    return run
 
 
 def _with_absolute_paths(config: Config) -> Config:
@@ -68,13 +77,15 @@ def code_record(python: str) -> dict[str, Any]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = "not installed where the run was submitted"
+    # An installed package may lie inside another project's repository, whose commit says nothing about it.
+    is_own_repository = _git(source, "rev-parse", "--show-toplevel").strip() == str(source.parent)
     return {
         "schema_version": 1,
         "interpreter": python,
         "package": str(source),
         "versions": versions,
-        "commit": _git(source, "rev-parse", "HEAD").strip(),
-        "diff": _git(source, "diff", "HEAD"),
+        "commit": _git(source, "rev-parse", "HEAD").strip() if is_own_repository else "",
+        "diff": _git(source, "diff", "HEAD") if is_own_repository else "",
         "sources": source_digests(),
     }
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
+import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from hpctrain.launch.environment import job_environment
 
 _QUERY_TIMEOUT_S = 30
 
@@ -54,26 +56,65 @@ def state_word(text: str) -> str:
     return matches[0] if matches else word[:-1]
 
 
-def query_states(job_ids: Sequence[str]) -> SlurmAnswer:
-    """States of the jobs: squeue for those it still knows, then sacct, where accounting is on, for the others."""
-    if not job_ids:
+@dataclass(frozen=True)
+class SlurmCluster:
+    """Which cluster to ask: as it was selected when a job was submitted."""
+
+    slurm_conf: str = ""
+    """Path of its slurm.conf; empty: the default one."""
+    name: str = ""
+    """Of a federation or multi-cluster site, for ``-M``; empty: the one that slurm.conf names."""
+
+    def run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """Runs a client of Slurm, without the filters that the shell may have set for it.
+
+        Raises:
+            FileNotFoundError: the program is not on PATH.
+            subprocess.TimeoutExpired: no answer in 30 s.
+        """
+        environment = job_environment(os.environ, inherit=False)
+        if self.slurm_conf:
+            environment["SLURM_CONF"] = self.slurm_conf
+        words = [command[0], *(["-M", self.name] if self.name else []), *command[1:]]
+        return subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=_QUERY_TIMEOUT_S,
+            env=environment,
+        )
+
+
+def query_states(cluster: SlurmCluster, scripts: Mapping[str, str]) -> SlurmAnswer:
+    """States of jobs: squeue for those it still knows, then sacct, where accounting is on, for the others.
+
+    Args:
+        cluster: whom to ask.
+        scripts: job id to the batch script it was submitted with. Slurm counts from 1 again on a new cluster, so a job
+            that runs another script is another job.
+    """
+    if not scripts:
         return SlurmAnswer({})
-    if shutil.which("squeue") is None:
-        return SlurmAnswer({}, "there is no squeue on this machine's PATH")
-    wanted = set(job_ids)
-    queue, trouble = _run(["squeue", "-h", "-a", "-r", "-t", "all", "-u", getpass.getuser(), "-o", "%i|%T|%r"])
-    states = {
-        job_id: SlurmState(state_word(state), reason, "squeue")
-        for job_id, state, reason in _fields(queue, 3)
-        if job_id in wanted
-    }
-    missing = sorted(wanted - states.keys())
+    queue, trouble = _run(
+        cluster, ["squeue", "-h", "-a", "-r", "-t", "all", "-j", ",".join(scripts), "-o", "%i|%T|%r|%o"]
+    )
+    # With one id that is gone squeue fails, with several it leaves it out.
+    trouble = "" if "Invalid job id" in trouble else trouble
+    states, foreign = {}, set()
+    for job_id, state, reason, script in _fields(queue, 4):
+        if job_id in scripts and script.strip() not in ("", "(null)", scripts[job_id]):
+            foreign.add(job_id)
+        elif job_id in scripts:
+            states[job_id] = SlurmState(state_word(state), reason, "squeue")
+    missing = sorted(scripts.keys() - states.keys() - foreign)
     if missing and not trouble and shutil.which("sacct") is not None:
         fields = "JobID,State,ExitCode"
-        accounting, trouble = _run(["sacct", "-n", "-X", "-P", "-D", "-j", ",".join(missing), "-o", fields])
+        accounting, trouble = _run(cluster, ["sacct", "-n", "-X", "-P", "-D", "-j", ",".join(missing), "-o", fields])
         # -D lists each restart; the last line of a job is its newest.
         for job_id, state, exit_code in _fields(accounting, 3):
-            if job_id in wanted and state_word(state):
+            if job_id in missing and state_word(state):
                 states[job_id] = SlurmState(state_word(state), f"exit code {exit_code}", "sacct")
     return SlurmAnswer(states, trouble)
 
@@ -83,12 +124,12 @@ def _fields(text: str, count: int) -> list[list[str]]:
     return [row for row in rows if len(row) == count]
 
 
-def _run(command: list[str]) -> tuple[str, str]:
+def _run(cluster: SlurmCluster, command: list[str]) -> tuple[str, str]:
     """Output, and what went wrong (empty if nothing): a failing query says nothing about a job."""
     try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", check=False, timeout=_QUERY_TIMEOUT_S
-        )
+        answer = cluster.run(command)
+    except FileNotFoundError:
+        return "", f"there is no {command[0]} on this machine's PATH"
     except subprocess.TimeoutExpired:
         return "", f"{command[0]} gave no answer in {_QUERY_TIMEOUT_S} s"
     if answer.returncode != 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from hpctrain.record.paths import RunPaths
 from hpctrain.record.schema import SCHEMA_VERSION, SubmissionRecord
 
 _PARSABLE_ANSWER = re.compile(r"^(?P<id>\d+)(;(?P<cluster>\w+))?$")
+_LOST_ANSWERS = ("timed out", "Unable to contact", "Zero Bytes", "onnection refused", "onnection reset")
+"""What sbatch says when its request may or may not have arrived."""
 _NO_TIME_LIMIT_S = 365 * 24 * 3600
 
 
@@ -58,6 +61,11 @@ class _ScriptExecutor(SlurmExecutor):
             self.command, env=self._environment, capture_output=True, text=True, errors="replace", check=False
         )
         told = f"$ {shlex.join(self.command)}\n{answer.stdout}{answer.stderr}".rstrip()
+        if answer.returncode != 0 and any(words in answer.stderr for words in _LOST_ANSWERS):
+            raise UnclearSubmissionError(
+                f"the controller did not answer, so a job may have been submitted; the run folder stays. Look with squeue"
+                f" before you submit again:\n{told}"
+            )
         if answer.returncode != 0:
             raise LaunchError(
                 f"Slurm refused the job (exit code {answer.returncode}):\n{told}{_valid_names(answer.stderr)}"
@@ -74,6 +82,8 @@ class _ScriptExecutor(SlurmExecutor):
 def _valid_names(stderr: str) -> str:
     """The site's partitions, where the partition was the trouble."""
     if "partition" not in stderr.lower():
+        return ""
+    if shutil.which("sinfo") is None:
         return ""
     answer = subprocess.run(["sinfo", "-h", "-o", "%R"], capture_output=True, text=True, check=False)
     names = sorted(set(answer.stdout.split()))
@@ -131,8 +141,9 @@ class _DetachedExecutor(LocalExecutor):
 def _submit_local(run: RunPaths, plan: RunPlan, environment: dict[str, str]) -> SubmissionRecord:
     """submitit's local executor starts one process a rank under a controller that outlives this one."""
     fixed = {"PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}
-    if plan.device == "cuda":
-        fixed["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(plan.layout.gpus_per_node)))
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        # In an allocation this list says which GPUs are ours.
+        fixed["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
     executor = _DetachedExecutor(run, environment | fixed | plan.slurm.environment)
     executor.update_parameters(tasks_per_node=plan.layout.gpus_per_node)
     job = executor.submit(run_rank, str(run.root))

@@ -44,23 +44,16 @@ def check_sweep(planned: Sequence[tuple[Point, RunPlan]], force: bool) -> None:
     Raises:
         ConfigError: with one line for each problem of each bad point.
     """
-    problems = []
-    for point, plan in planned:
-        problems += [problem for problem in plan.problems if not (force and problem.kind == "memory")]
-        if point.config.cluster.kind == "local" and len(planned) > 1:
-            raise ConfigError("cluster=local: a sweep needs Slurm; runs of this machine would share its cores")
-    if not problems:
-        return
-    lines = [
-        f"{' '.join(point.overrides)}: {problem}"
-        for point, plan in planned
-        for problem in plan.problems
-        if not (force and problem.kind == "memory")
-    ]
-    bad = sum(bool(plan.problems) for _, plan in planned)
-    error = ConfigError(problems)
-    error.args = ("\n".join([*lines, f"{bad} of {len(planned)} points are wrong; nothing was submitted"]),)
-    raise error
+    if any(point.config.cluster.kind == "local" for point, _ in planned):
+        raise ConfigError("cluster=local: a sweep needs Slurm; runs of this machine would share its cores")
+    roots = sorted({point.config.run.root for point, _ in planned})
+    if len(roots) > 1:
+        raise ConfigError(f"run.root={','.join(roots)}: the runs of a sweep share one folder; leave one of them")
+    bad = [(point, plan.blocking_problems(force)) for point, plan in planned if plan.blocking_problems(force)]
+    if bad:
+        lines = [f"{' '.join(point.overrides)}: {problem}" for point, problems in bad for problem in problems]
+        summary = f"{len(bad)} of {len(planned)} points are wrong; nothing was submitted"
+        raise ConfigError([problem for _, problems in bad for problem in problems], "\n".join([*lines, summary]))
 
 
 def submit_sweep(planned: Sequence[tuple[Point, RunPlan]], root: Path, python: str) -> tuple[Path, SweepManifest]:

@@ -25,6 +25,7 @@ CPU_PROCESS_BYTES = int(0.4 * GIB)
 """Resident size of a rank before it holds a model. Measured 2026-11-29: torch 2.13.0 (CPU build), DeepSpeed 0.19.8, gloo."""
 BYTES_PER_ELEMENT: dict[Precision, int] = {"fp32": 4, "bf16": 2}
 _DECODER = "hpctrain/worker/model/decoder.py"
+CONTEXT_TERM = "context and NCCL"
 DEVICE_CONTEXT_BYTES = int(1.5 * GIB)
 """CUDA context and NCCL's buffers. An assumption (0.5 GiB and 1 GiB), not a measurement."""
 
@@ -54,6 +55,11 @@ class MemoryEstimate:
     def gpu_bytes(self) -> int:
         """Per GPU."""
         return sum(term.num_bytes for term in self.terms if term.tier == "gpu")
+
+    @property
+    def allocator_bytes(self) -> int:
+        """Of ``gpu_bytes`` what torch's allocator counts: CUDA's context and NCCL stand outside it."""
+        return sum(term.num_bytes for term in self.terms if term.tier == "gpu" and term.name != CONTEXT_TERM)
 
     @property
     def host_bytes_per_node(self) -> int:
@@ -101,14 +107,20 @@ def estimate_memory(
     terms = [
         *_state_terms(shape.num_parameters, layout.data_parallel_degree, parallelism, width),
         *_bucket_terms(shape, parallelism, width),
-        *_kept_activation_terms(shape, batch, width, checkpointing),
-        *_peak_phase_terms(shape, batch, parallelism, width, checkpointing),
+        *max(
+            [
+                *_kept_activation_terms(shape, batch, width, checkpointing),
+                *_peak_phase_terms(shape, batch, parallelism, width, checkpointing),
+            ],
+            _step_terms(shape.num_parameters, layout.data_parallel_degree, parallelism, width),
+            key=_total,
+        ),
     ]
     if hardware.device == "cuda":
-        terms.append(MemoryTerm("context and NCCL", DEVICE_CONTEXT_BYTES, "gpu", "assumed"))
+        terms.append(MemoryTerm(CONTEXT_TERM, DEVICE_CONTEXT_BYTES, "gpu", "assumed"))
     else:
         terms = [MemoryTerm(term.name, term.num_bytes, "host", term.source) for term in terms]
-        terms.append(MemoryTerm("Python and torch", CPU_PROCESS_BYTES, "host", "measured, see CPU_PROCESS_BYTES"))
+    terms.append(MemoryTerm("Python and torch", CPU_PROCESS_BYTES, "host", "measured on a CPU build of torch"))
     return MemoryEstimate(
         terms=tuple(term for term in terms if term.num_bytes),
         gpu_capacity_bytes=_bytes(hardware.gpu_memory_gib),
@@ -218,6 +230,18 @@ def _peak_phase_terms(
         [*backward, _gathered(shape.block_parameters * width), prefetch],
     ]
     return max(phases, key=_total)
+
+
+def _step_terms(num_parameters: int, degree: int, parallelism: ParallelismConfig, width: int) -> list[MemoryTerm]:
+    """The optimizer step, when no activation is left: gradients flattened in the training type, then in fp32.
+
+    Stage 3 does it by sub-groups, the others for the whole share. Source: runtime/zero/stage3.py
+    _prepare_fp32_grad_for_sub_group, runtime/zero/stage_1_and_2.py.
+    """
+    share = math.ceil(num_parameters / degree)
+    group = min(parallelism.sub_group_size, share) if parallelism.zero_stage == 3 else share
+    tier = "host" if parallelism.offload_optimizer == "cpu" else "gpu"
+    return [MemoryTerm("optimizer step", (width + 4) * group, tier, "runtime/zero/")]
 
 
 def _gathered(num_bytes: int) -> MemoryTerm:

@@ -12,7 +12,7 @@ UNNAMED_RUN_DIR = "RUN_DIR"
 """Stands for the run folder, which gets its name at submission."""
 
 
-def render_plan(plan: RunPlan, python: str, run_dir: str = UNNAMED_RUN_DIR) -> str:
+def render_plan(plan: RunPlan, python: str) -> str:
     """All of the plan: assumptions first, then shapes, memory, FLOPs, batch script, DeepSpeed JSON, problems last."""
     parts = [
         "\n".join(render_notes(plan)),
@@ -20,10 +20,10 @@ def render_plan(plan: RunPlan, python: str, run_dir: str = UNNAMED_RUN_DIR) -> s
         _memory(plan),
     ]
     if plan.cluster_kind == "slurm":
-        parts.append("batch script\n" + _indented(sbatch_script(plan.slurm, run_dir, python)))
+        parts.append("batch script\n" + _indented(sbatch_script(plan.slurm, UNNAMED_RUN_DIR, python)))
     parts.append("DeepSpeed configuration\n" + _indented(json.dumps(plan.ds_config, indent=2)))
     if plan.problems:
-        parts.append("problems (this plan is not submitted)\n" + _indented("\n".join(map(str, plan.problems))))
+        parts.append("problems\n" + _indented("\n".join(map(str, plan.problems))))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

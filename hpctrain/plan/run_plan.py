@@ -28,7 +28,7 @@ RANK_IDENTITY = tuple("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE NO
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Complete: what is printed is what runs. A plan with problems is never submitted."""
+    """Complete: what is printed is what runs. A plan with problems is not submitted, unless memory is all and it is forced."""
 
     schema_version: int
     name: str
@@ -57,6 +57,10 @@ class RunPlan:
     """What Slurm would be asked for; cluster_kind=local takes its ranks and environment from here too."""
     problems: tuple[Problem, ...]
 
+    def blocking_problems(self, force: bool) -> tuple[Problem, ...]:
+        """What keeps it from being submitted; ``force`` lets pass what is short of memory by the estimate."""
+        return tuple(problem for problem in self.problems if not (force and problem.kind == "memory"))
+
     def to_json(self) -> str:
         """The plan for machines; derived totals are written beside their terms."""
         plan = dataclasses.asdict(self)
@@ -67,6 +71,7 @@ class RunPlan:
         plan["batch"]["tokens_per_step"] = self.batch.tokens_per_step
         plan["memory"] |= {
             "gpu_bytes": self.memory.gpu_bytes,
+            "allocator_bytes": self.memory.allocator_bytes,
             "host_bytes_per_node": self.memory.host_bytes_per_node,
         }
         return json.dumps(plan, indent=2) + "\n"
@@ -94,7 +99,7 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         schema_version=PLAN_SCHEMA_VERSION,
         name=name,
         assumptions=assumptions + choice.assumptions,
-        warnings=request_warnings(config.cluster, layout),
+        warnings=_warnings(config, layout),
         model=shape,
         num_parameters=shape.num_parameters,
         layout=layout,
@@ -125,6 +130,7 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
             *shape_problems,
             *batch_problems,
             *_value_problems(config, shape, seq_len),
+            *_local_problems(config),
             *slurm_problems,
             *memory.problems(),
         ),
@@ -155,26 +161,30 @@ def _choose_memory_settings(config: Config, shape: ModelShape, layout: Layout, p
         (training.activation_checkpointing,) if training.activation_checkpointing else ("none", "full")
     )
     if training.micro_batch_size is None and training.global_batch_size is not None:
-        per_rank = training.global_batch_size // layout.data_parallel_degree
-        per_rank //= training.gradient_accumulation_steps or 1
-        sizes = tuple(size for size in sizes if per_rank and per_rank % size == 0) or (1,)
-    candidates = [(size, mode) for size in sizes for mode in modes]
-    chosen = candidates[-1]
-    for size, mode in candidates:
+        per_micro_step = layout.data_parallel_degree * (training.gradient_accumulation_steps or 1)
+        per_rank, rest = divmod(training.global_batch_size, per_micro_step)
+        sizes = tuple(size for size in sizes if not rest and per_rank and per_rank % size == 0) or (1,)
+
+    def fits(size: int, mode: ActivationCheckpointing) -> bool:
         batch, _ = resolve_batch(training, size, layout.data_parallel_degree, seq_len)
         memory = estimate_memory(shape, layout, batch, config.parallelism, config.hardware, precision, mode)
-        if memory.fits_with_headroom:
-            chosen = (size, mode)
-            break
-    size, mode = chosen
+        return memory.fits_with_headroom
+
+    candidates = [(size, mode) for size in sizes for mode in modes]
+    chosen = next((candidate for candidate in candidates if fits(*candidate)), None)
+    size, mode = chosen or candidates[-1]
+    has_capacity = config.hardware.gpu_memory_gib is not None or config.hardware.host_memory_gib is not None
+    why = "memory not stated by the hardware" if not has_capacity else "with a tenth of the memory free"
     assumptions = []
     if training.micro_batch_size is None:
-        assumptions.append(
-            f"training.micro_batch_size not stated: {size}, of {', '.join(map(str, sizes))} the largest that fits"
-        )
+        tried = ", ".join(map(str, sizes))
+        choice = f"{size}, the largest of {tried}" if chosen else f"{size}, and even that does not fit"
+        assumptions.append(f"training.micro_batch_size not stated: {choice} ({why})")
     if training.activation_checkpointing is None:
-        reason = "it fits without recomputation" if mode == "none" else "it does not fit without"
-        assumptions.append(f"training.activation_checkpointing not stated: {mode}, {reason}")
+        reason = "it fits without recomputation" if mode == "none" else "without recomputation it does not fit"
+        assumptions.append(
+            f"training.activation_checkpointing not stated: {mode}" + (f", {reason}" if has_capacity else "")
+        )
     return _MemorySettings(size, mode, tuple(assumptions))
 
 
@@ -222,6 +232,48 @@ def _value_problems(config: Config, shape: ModelShape, seq_len: int) -> list[Pro
     ]
     if config.data.kind == "text" and config.data.path is None:
         problems.append(Problem("data.path", "null", "data=text reads a file or folder", "set data.path=FILE"))
-    if "\n" in config.run.name if config.run.name else False:
-        problems.append(Problem("run.name", repr(config.run.name), "must be one line", ""))
+    if config.data.kind != "text" and config.data.path is not None:
+        rule = f"is read by data=text only, and this is data={config.data.name}"
+        problems.append(Problem("data.path", config.data.path, rule, "add data=text"))
+    if config.run.name is not None and not config.run.name.isprintable():
+        problems.append(
+            Problem("run.name", repr(config.run.name), "must be printable, on one line", "take the sign out")
+        )
     return problems
+
+
+_SLURM_ONLY = (
+    "time partition account qos constraint reservation nodelist exclude comment exclusive memory_per_node setup srun_args extra"
+).split()
+
+
+def _local_problems(config: Config) -> list[Problem]:
+    """Keys that ask something of Slurm, where there is none."""
+    if config.cluster.kind != "local":
+        return []
+    return [
+        Problem(f"cluster.{key}", str(value), "is asked of Slurm, and cluster=local has none", "leave it out")
+        for key in _SLURM_ONLY
+        if (value := getattr(config.cluster, key))
+    ]
+
+
+def _warnings(config: Config, layout: Layout) -> tuple[str, ...]:
+    """What is allowed and often not meant."""
+    training = config.training
+    warnings = list(request_warnings(config.cluster, layout))
+    if training.warmup_steps >= training.num_steps:
+        warnings.append(
+            f"training.warmup_steps={training.warmup_steps} is not below training.num_steps={training.num_steps}:"
+            " the learning rate never reaches its full value"
+        )
+    if (
+        config.cluster.kind == "slurm"
+        and config.cluster.cpus_per_task is None
+        and config.hardware.cpu_cores_per_node is None
+    ):
+        warnings.append(
+            f"hardware={config.hardware.name} states no cores and cluster.cpus_per_task is not set:"
+            " Slurm gives its default, often one core a rank"
+        )
+    return tuple(warnings)

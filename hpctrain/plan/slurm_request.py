@@ -15,16 +15,18 @@ _EXTRA_OPTIONS = frozenset(
     "acctg-freq batch bb bbf begin clusters cluster-constraint container contiguous core-spec cores-per-socket"
     " cpu-freq cpus-per-gpu deadline delay-boot dependency distribution extra-node-info gid"
     " gpu-bind gpu-freq gpus gpus-per-socket gpus-per-task gres-flags hint hold ignore-pbs kill-on-invalid-dep"
-    " licenses mail-type mail-user mcs-label mem-bind mem-per-cpu mem-per-gpu mincpus network nice no-kill no-requeue"
+    " licenses mail-type mail-user mcs-label mem-bind mem-per-cpu mem-per-gpu mincpus network nice no-kill"
     " ntasks-per-core ntasks-per-socket overcommit oversubscribe power prefer priority profile propagate reboot"
     " segment sockets-per-node spread-job switches thread-spec threads-per-core time-min tmp tres-per-task uid"
     " use-min-nodes wait-all-nodes wckey x11".split()
 )
 """Long options of sbatch(1) that a site may need. Source: the manual pages of Slurm 22.05 to 24.11."""
 _SHORT_LIMIT_S = 600
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWN_OPTIONS = frozenset(
     "nodes ntasks ntasks-per-node job-name output error open-mode time partition account qos constraint reservation"
-    " nodelist exclude comment exclusive mem cpus-per-task gpus-per-node gres signal requeue export chdir array".split()
+    " nodelist exclude comment exclusive mem cpus-per-task gpus-per-node gres signal requeue no-requeue export"
+    " chdir array".split()
 )
 
 
@@ -38,6 +40,7 @@ class SlurmRequest:
     cpus_per_task: int | None
     options: dict[str, str] = field(default_factory=dict)
     """Long sbatch option to value; an empty value is a flag."""
+    requeue: bool = True
     setup: tuple[str, ...] = ()
     srun_args: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
@@ -48,7 +51,12 @@ def build_slurm_request(
 ) -> tuple[SlurmRequest, tuple[Problem, ...]]:
     """The request for one run, and what is wrong with it."""
     gpu_option = _gpu_option(cluster, hardware)
-    problems = [*_time_problems(cluster.time), *_extra_problems(cluster), *_gpu_problems(cluster, gpu_option)]
+    problems = [
+        *_time_problems(cluster),
+        *_extra_problems(cluster),
+        *_gpu_problems(cluster, gpu_option),
+        *_text_problems(cluster, env),
+    ]
     cpus_per_task = cluster.cpus_per_task
     if cpus_per_task is None and hardware.cpu_cores_per_node is not None:
         cpus_per_task = max(1, hardware.cpu_cores_per_node // layout.gpus_per_node)
@@ -78,6 +86,7 @@ def build_slurm_request(
             for name, value in options.items()
             if value is not None and value is not False
         },
+        requeue=cluster.requeue,
         setup=cluster.setup,
         srun_args=cluster.srun_args,
         environment=env,
@@ -138,15 +147,40 @@ def request_warnings(cluster: ClusterConfig, layout: Layout) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def _time_problems(time: str | int | None) -> list[Problem]:
-    if time is None:
+def _time_problems(cluster: ClusterConfig) -> list[Problem]:
+    if cluster.time is None:
         return []
     try:
-        parse_slurm_time(time)
+        limit_s = parse_slurm_time(cluster.time)
     except ValueError as error:
         forms = "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes[:seconds]"
-        return [Problem("cluster.time", str(time), str(error), f"write it as {forms}")]
+        return [Problem("cluster.time", cluster.time, str(error), f"write it as {forms}")]
+    if limit_s is not None and cluster.signal_lead_s >= limit_s:
+        rule = f"the warning must come after the start and before cluster.time={cluster.time} ({limit_s} s)"
+        return [Problem("cluster.signal_lead_s", str(cluster.signal_lead_s), rule, f"nearest: {max(1, limit_s // 2)}")]
     return []
+
+
+def _text_problems(cluster: ClusterConfig, env: dict[str, str]) -> list[Problem]:
+    """What a shell script or its directives cannot carry."""
+    texts = {f"cluster.{key}": value for key, value in vars(cluster).items() if isinstance(value, str)}
+    texts |= {f"cluster.extra.{key}": str(value) for key, value in cluster.extra.items()}
+    problems = [
+        Problem(key, repr(value), "must be printable and on one line, or it ends the directives", "take the sign out")
+        for key, value in texts.items()
+        if not value.isprintable()
+    ]
+    problems += [
+        Problem(f"env.{name}", value, "is no name of an environment variable", "letters, digits and _, no digit first")
+        for name, value in env.items()
+        if not _VARIABLE_NAME.fullmatch(name)
+    ]
+    memory_forms = [key for key in cluster.extra if key.replace("_", "-") in ("mem-per-cpu", "mem-per-gpu")]
+    if cluster.memory_per_node is not None and memory_forms:
+        rule = f"contradicts cluster.memory_per_node={cluster.memory_per_node}: Slurm takes one of them"
+        key = memory_forms[0]
+        problems.append(Problem(f"cluster.extra.{key}", str(cluster.extra[key]), rule, "leave one out"))
+    return problems
 
 
 def _extra_problems(cluster: ClusterConfig) -> list[Problem]:
@@ -191,7 +225,7 @@ def sbatch_script(request: SlurmRequest, run_dir: str, python: str) -> str:
         f"--ntasks-per-node={request.tasks_per_node}",
         *([f"--cpus-per-task={request.cpus_per_task}"] if request.cpus_per_task else []),
         *(f"--{name}={value}" if value else f"--{name}" for name, value in request.options.items()),
-        "--requeue",
+        "--requeue" if request.requeue else "--no-requeue",
         "--open-mode=append",
         f"--output={run_dir}/logs/batch.log",
         "--export=ALL",
@@ -214,10 +248,10 @@ def sbatch_script(request: SlurmRequest, run_dir: str, python: str) -> str:
         "unset SLURM_EXPORT_ENV SRUN_CPUS_PER_TASK SLURM_TRES_PER_TASK",
         "export PYTHONUTF8=1 PYTHONUNBUFFERED=1 SUBMITIT_EXECUTOR=slurm",
         *(f"export {name}={shlex.quote(value)}" for name, value in request.environment.items()),
-        *request.setup,
-        "",
         f"run_dir={shlex.quote(run_dir)}",
         f"python={shlex.quote(python)}",
+        *_setup_lines(request.setup),
+        "",
         shlex.join(srun) + " \\",
         '    "$python" -u -m submitit.core._submit "$run_dir/logs/submitit"',
         "code=$?",
@@ -226,6 +260,17 @@ def sbatch_script(request: SlurmRequest, run_dir: str, python: str) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _setup_lines(setup: tuple[str, ...]) -> list[str]:
+    """Each line of the user's, and the end of the job where it fails: ranks must not start without their modules."""
+    if not setup:
+        return []
+    close = '"$python" -m hpctrain.record.close_attempt "$run_dir" "$1" "cluster.setup: $2"'
+    lines = ["setup_failed() {", f"    {close}", '    exit "$1"', "}"]
+    for line in setup:
+        lines += [f"{{ {line}", f"}} || setup_failed $? {shlex.quote(line)}"]
+    return lines
 
 
 def _directive(option: str) -> str:

@@ -22,8 +22,19 @@ _SIGNAL_BASE = 128
 _SIGKILL, _SIGTERM = 9, 15
 
 
-def close_attempt(run: RunPaths, number: int, exit_code: int, job_id: str, now_s: float) -> AttemptRecord:
-    """Writes and returns the final record of attempt ``number``."""
+def close_attempt(
+    run: RunPaths, number: int, exit_code: int | None, job_id: str, now_s: float, launch_message: str = ""
+) -> AttemptRecord:
+    """Writes and returns the final record of attempt ``number``.
+
+    Args:
+        run: the run folder.
+        number: which start of the job.
+        exit_code: of srun or the setup line; None: unknown (a local run whose controller is gone).
+        job_id: for an attempt that no rank has recorded.
+        now_s: Unix time.
+        launch_message: what kept the ranks from being started, where that is known.
+    """
     started = _read_if_there(run.attempt(number)) or AttemptRecord(
         SCHEMA_VERSION, number, job_id, "running", started_at_s=now_s, message="no rank reached the first collective"
     )
@@ -34,6 +45,8 @@ def close_attempt(run: RunPaths, number: int, exit_code: int, job_id: str, now_s
         final = with_failure(started, failure)
     else:
         reason, message = _reason_of(exit_code, bool(started.nodes))
+        if launch_message:
+            reason, message = "launch_failed", f"{launch_message} (exit code {exit_code})"
         final = dataclasses.replace(
             started, state="failed", ended_at_s=now_s, end_reason=reason, exit_code=exit_code, message=message
         )
@@ -41,22 +54,16 @@ def close_attempt(run: RunPaths, number: int, exit_code: int, job_id: str, now_s
     return final
 
 
-def _reason_of(exit_code: int, ranks_met: bool) -> tuple[EndReason, str]:
+def _reason_of(exit_code: int | None, ranks_met: bool) -> tuple[EndReason, str]:
     """What an exit code says when no rank left a word."""
-    signal_number = exit_code - _SIGNAL_BASE
-    if signal_number == _SIGKILL:
+    told = "" if exit_code is None else f" (exit code {exit_code})"
+    if exit_code == _SIGNAL_BASE + _SIGKILL:
         return "killed", "killed (9), probably out of memory: see the node's memory and --mem"
-    if signal_number == _SIGTERM:
-        return (
-            "signal",
-            "ended by SIGTERM: cancelled, time limit, preemption, or a rank that left no word; see logs/rank-*.log",
-        )
+    if exit_code == _SIGNAL_BASE + _SIGTERM:
+        return "signal", "ended by SIGTERM: cancelled, time limit, preemption, or a rank that left no word; see logs"
     if not ranks_met:
-        return (
-            "launch_failed",
-            f"the ranks did not come up (exit code {exit_code}); see logs/batch.log and logs/rank-*.log",
-        )
-    return "no_end_marker", f"no rank left a reason (exit code {exit_code}); see logs/rank-*.log"
+        return "launch_failed", f"the ranks did not come up{told}; see logs"
+    return "no_end_marker", f"no rank left a reason{told}; see logs"
 
 
 def _read_if_there(path: Path) -> AttemptRecord | None:
@@ -66,7 +73,8 @@ def _read_if_there(path: Path) -> AttemptRecord | None:
 def main() -> None:
     run_dir, exit_code = sys.argv[1], int(sys.argv[2])
     number, job_id = attempt_number(os.environ), job_id_of(os.environ)
-    final = close_attempt(RunPaths(Path(run_dir)), number, exit_code, job_id, time.time())
+    launch_message = sys.argv[3] if len(sys.argv) > 3 else ""
+    final = close_attempt(RunPaths(Path(run_dir)), number, exit_code, job_id, time.time(), launch_message)
     print(
         f"hpctrain: attempt {final.attempt} {final.state} ({final.end_reason}, exit code {final.exit_code}): {final.message}"
     )

@@ -36,8 +36,20 @@ def create_record(path: Path, record: Any) -> bool:
         os.link(temporary, path)
     except FileExistsError:
         return False
+    except OSError:
+        # A file system without hard links: created exclusively, and for a moment seen empty.
+        return _create_without_link(path, temporary.read_bytes())
     finally:
         temporary.unlink()
+    return True
+
+
+def _create_without_link(path: Path, content: bytes) -> bool:
+    try:
+        with path.open("xb") as stream:
+            stream.write(content)
+    except FileExistsError:
+        return False
     return True
 
 

@@ -19,7 +19,7 @@ class RunPaths:
 
     @property
     def overrides(self) -> Path:
-        """What the user typed, JSON."""
+        """The overrides in Hydra's spelling, JSON."""
         return self.root / "overrides.json"
 
     @property
@@ -56,10 +56,6 @@ class RunPaths:
         return self.attempts / f"{number}.failure.json"
 
     @property
-    def nodes(self) -> Path:
-        return self.root / "nodes"
-
-    @property
     def summary_figure(self) -> Path:
         return self.root / "summary.png"
 
@@ -71,9 +67,6 @@ class RunPaths:
     @property
     def logs(self) -> Path:
         return self.root / "logs"
-
-    def rank_log(self, rank: int) -> Path:
-        return self.logs / f"rank-{rank}.log"
 
     @property
     def submitit(self) -> Path:

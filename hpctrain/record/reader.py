@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ from hpctrain.record.files import parse_record, read_record
 from hpctrain.record.frozen_config import parse_config
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.schema import AttemptRecord, StepRecord, SubmissionRecord
+
+_ATTEMPT_FILE = re.compile(r"(?P<number>\d+)(\.failure)?\.json")
+_NAME_WITH_TIME = re.compile(r".*-(?P<time>\d{8}-\d{6})-[0-9a-f]{4}")
 
 
 def read_config(run: RunPaths) -> Config:
@@ -35,7 +39,8 @@ def read_submission(run: RunPaths) -> SubmissionRecord:
 
 def read_attempts(run: RunPaths) -> list[AttemptRecord]:
     """All starts of the run in order; a failure that a rank wrote down counts before the end marker is there."""
-    numbers = {int(path.name.split(".")[0]) for path in run.attempts.glob("[0-9]*.json")}
+    names = [_ATTEMPT_FILE.fullmatch(path.name) for path in run.attempts.glob("*.json")]
+    numbers = {int(match["number"]) for match in names if match}
     return [_read_attempt(run, number) for number in sorted(numbers)]
 
 
@@ -86,11 +91,12 @@ class StepsFile:
 
 
 def find_runs(root: Path) -> list[RunPaths]:
-    """All run folders at ``root`` or below it, oldest name first; a folder is a run if it holds ``plan.json``.
+    """All run folders at ``root`` or below it, oldest first by the time in their names; a run holds ``plan.json``.
 
     Raises:
         RecordError: there is no such folder.
     """
     if not root.is_dir():
         raise RecordError(f"{root}: no such folder; runs are kept in run.root (default: runs)")
-    return [RunPaths(path.parent) for path in sorted(root.rglob("plan.json"))]
+    runs = [RunPaths(path.parent) for path in sorted(root.rglob("plan.json"))]
+    return sorted(runs, key=lambda run: match["time"] if (match := _NAME_WITH_TIME.fullmatch(run.root.name)) else "")

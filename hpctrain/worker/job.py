@@ -81,7 +81,7 @@ def _run_rank(paths: RunPaths, stop: StopSignal, started_at_s: float) -> None:
     rank_env = _rank_env(plan, user_env, paths.root.name)
     affinity_cpus = len(os.sched_getaffinity(0))
     variables = variables_to_set(
-        rank_env, os.environ, user_env, plan.device, affinity_cpus, config.training.start_timeout_min
+        rank_env, os.environ, user_env, plan.device, affinity_cpus, config.training.collective_timeout_min
     )
     caches = cache_dir(rank_env, os.environ)
     for name in variables_to_unset(os.environ):
@@ -154,7 +154,7 @@ def _meet(rank: _Rank, device: torch.device, stop: StopSignal) -> AttemptRecord:
     env = rank.env
     timeout_s = 60.0 * rank.config.training.start_timeout_min
     store = meet(env, timeout_s, rank.paths.failure(env.attempt), stop)
-    start_process_group(store, env, device, timeout_s)
+    start_process_group(store, env, device, 60.0 * rank.config.training.collective_timeout_min)
     world = measure_world(env, device)
     check_world(world, rank.plan.layout)
     record = AttemptRecord(

@@ -10,13 +10,10 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Literal
 
 from hpctrain.config.schema import DeviceKind
 from hpctrain.record.identity import attempt_number, job_id_of
 from hpctrain.worker.end_reasons import RankEnvironmentError
-
-ClusterKind = Literal["slurm", "local"]
 
 LOCAL_MASTER_ADDR = "127.0.0.1"
 FIRST_PORT, LAST_PORT = 15000, 30000
@@ -158,7 +155,7 @@ def variables_to_set(
     user_env: Mapping[str, str],
     device: DeviceKind,
     affinity_cpus: int,
-    start_timeout_min: int,
+    collective_timeout_min: int,
 ) -> dict[str, str]:
     """The variables of this rank, to be set before torch is imported.
 
@@ -168,7 +165,7 @@ def variables_to_set(
         user_env: ``env`` of the configuration; it wins, except over the rank's identity.
         device: what the plan trains on.
         affinity_cpus: CPUs that the process may run on.
-        start_timeout_min: minutes that ranks wait for each other.
+        collective_timeout_min: minutes that a collective waits for the last rank.
 
     Raises:
         RankEnvironmentError: ``env`` sets a rank variable, or the task sees no GPU of its own.
@@ -185,7 +182,7 @@ def variables_to_set(
         "MASTER_PORT": str(rank_env.master_port),
         "OMP_NUM_THREADS": str(_num_threads(rank_env, environment, affinity_cpus)),
         "DS_ACCELERATOR": device,
-        "DEEPSPEED_TIMEOUT": str(start_timeout_min),
+        "DEEPSPEED_TIMEOUT": str(collective_timeout_min),
         "TORCH_EXTENSIONS_DIR": str(caches / "torch_extensions"),
         "TRITON_CACHE_DIR": str(caches / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),

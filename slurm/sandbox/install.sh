@@ -2,7 +2,7 @@
 # Installs what the sandbox needs from Debian's or Ubuntu's packages; does nothing where it is all there.
 set -eu
 missing=""
-for pair in slurmctld:slurm-wlm slurmdbd:slurmdbd munged:munge mariadbd:mariadb-server; do
+for pair in slurmctld:slurm-wlm slurmd:slurm-wlm sinfo:slurm-wlm slurmdbd:slurmdbd munged:munge mariadbd:mariadb-server; do
     PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%:*}" >/dev/null || missing="$missing ${pair##*:}"
 done
 [ -n "$missing" ] || exit 0

@@ -21,7 +21,7 @@ LOCK_NAME = ".hpctrain-sandbox.lock"
 MAX_SOCKET_BYTES = 107
 STEP_SUFFIX = "_67108863.4294967295"
 # Below Linux' default range of ephemeral ports, so that no client's socket takes a daemon's port.
-PORTS = range(10000, 32000)
+PORTS = range(10000, 15000)
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ def legend(axis: Axes) -> list[str]:
 
 def test_run_figure_says_what_it_shows(tmp_path: Path) -> None:
     run = make_run(tmp_path / "first")
-    predicted = json.loads(run.plan.read_text())["memory"]["gpu_bytes"] / GIB
+    predicted = json.loads(run.plan.read_text())["memory"]["allocator_bytes"] / GIB
     figure = draw_run(run)
     assert [axis.get_ylabel() for axis in figure.axes] == [
         "loss (nats per token)",

@@ -20,7 +20,7 @@ def predicted(run: RunPaths) -> str:
     """The estimate of one rank as the plan's JSON holds it; what it is, is the business of the plan's tests."""
     plan = json.loads(run.plan.read_text())
     memory, per_node = plan["memory"], plan["layout"]["gpus_per_node"]
-    return gib(memory["gpu_bytes"] if plan["device"] == "cuda" else memory["host_bytes_per_node"] / per_node)
+    return gib(memory["allocator_bytes"] if plan["device"] == "cuda" else memory["host_bytes_per_node"] / per_node)
 
 
 def test_summary_of_a_good_run(tmp_path: Path) -> None:

@@ -125,10 +125,42 @@ def test_local_and_sandbox_train_on_the_cpu_unless_told_otherwise() -> None:
     assert point.config.hardware.name == "hgx_h200"
 
 
-def test_a_site_adds_its_own_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("word", "section", "key", "value"),
+    [
+        ("cluster.account=012", "cluster", "account", "012"),
+        ("run.name=2024_11_29", "run", "name", "2024_11_29"),
+        ("cluster.time=90", "cluster", "time", "90"),
+        ("cluster.time=4:00:00", "cluster", "time", "4:00:00"),
+        ("cluster.memory_per_node=0", "cluster", "memory_per_node", "0"),
+        ("run.name=prüfung", "run", "name", "prüfung"),
+    ],
+)
+def test_text_that_looks_like_something_else_stays_text(word: str, section: str, key: str, value: str) -> None:
+    (point,) = compose_points(["model=tiny", word], multirun=False)
+    assert getattr(getattr(point.config, section), key) == value
+
+
+@pytest.mark.parametrize("line", ["time: 4:00:00", "nodes: 017", "signal_lead_s: 1_20", "account: 012 # ours"])
+def test_numbers_that_yaml_would_change_are_refused_in_a_sites_files(tmp_path: Path, line: str) -> None:
     (tmp_path / "cluster").mkdir()
-    (tmp_path / "cluster" / "ours.yaml").write_text("name: ours\nkind: slurm\npartition: gpu\n", encoding="utf-8")
-    (point,) = compose_points(["model=tiny", "cluster=ours"], multirun=False, extra_dirs=[tmp_path])
+    (tmp_path / "cluster" / "ours.yaml").write_text(f"name: ours\nkind: slurm\n{line}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"ours.yaml:3: .* YAML reads it as another number"):
+        compose_points(["model=tiny", "cluster=ours"], multirun=False, extra_dirs=[tmp_path])
+
+
+def test_a_sites_file_may_not_hide_behind_a_shipped_one(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "slurm.yaml").write_text("partition: MINE\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="ships a file of this name"):
+        compose_points(["model=tiny"], multirun=False, extra_dirs=[tmp_path])
+
+
+def test_a_site_adds_its_own_files(tmp_path: Path) -> None:
+    site = tmp_path / "si,te (1) 'é"
+    (site / "cluster").mkdir(parents=True)
+    (site / "cluster" / "ours.yaml").write_text("name: ours\nkind: slurm\npartition: gpu\n", encoding="utf-8")
+    (point,) = compose_points(["model=tiny", "cluster=ours"], multirun=False, extra_dirs=[site])
     assert point.config.cluster.partition == "gpu"
 
 

@@ -16,11 +16,14 @@ SHELL = {
     "SBATCH_EXPORT": "NONE",
     "RANK": "3",
     "SECRET_TOKEN": "x",
+    "BASH_FUNC_module%%": "() { eval x; }",
+    "MODULEPATH": "/modules",
 }
 
 
 def test_by_default_only_the_named_variables() -> None:
-    assert job_environment(SHELL, inherit=False) == {"PATH": "/bin", "HOME": "/home/u", "SLURM_CONF": "/etc/slurm.conf"}
+    kept = {"PATH", "HOME", "SLURM_CONF", "BASH_FUNC_module%%", "MODULEPATH"}
+    assert job_environment(SHELL, inherit=False) == {name: SHELL[name] for name in kept}
 
 
 def test_inherited_but_for_an_outer_jobs_variables() -> None:

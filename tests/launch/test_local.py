@@ -57,6 +57,13 @@ def test_a_failed_run_gives_its_reason_and_its_own_exit_code(tmp_path: Path) -> 
     assert state(tmp_path)[0] == "FAILED"
 
 
+def test_a_model_that_this_machine_cannot_hold_is_refused(tmp_path: Path) -> None:
+    answer = hpctrain("model=175b", "cluster=local", cwd=tmp_path)
+    assert answer.returncode == 3
+    assert "short by" in answer.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_in_the_background_is_seen_and_cancelled(tmp_path: Path) -> None:
     assert hpctrain(*FOR_EVER, "cluster.wait=false", cwd=tmp_path).returncode == 0
     wait_for_first_step(tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.cli import run
-from hpctrain.errors import LaunchError
+from hpctrain.errors import ConfigError, LaunchError
 from tests.launch.test_slurm_states import fake
 
 WORDS = ("model=tiny", "cluster=sandbox")
@@ -59,6 +59,29 @@ def test_a_refusal_shows_slurms_words_and_leaves_nothing(slurm: Path) -> None:
     assert "$ sbatch --parsable" in str(caught.value)
     assert caught.value.exit_code == 4
     assert list((slurm / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize("words", ["Socket timed out on send/recv operation", "Unable to contact slurm controller"])
+def test_a_lost_answer_keeps_the_folder_since_the_job_may_exist(slurm: Path, words: str) -> None:
+    fake(slurm / "bin", "sbatch", f"echo 'sbatch: error: {words}' >&2; exit 1")
+    with pytest.raises(LaunchError, match="may have been submitted"):
+        run([*WORDS, f"run.root={slurm}/runs"])
+    assert len(list((slurm / "runs").glob("tiny-*"))) == 1
+
+
+def test_srun_is_asked_for_too(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (slurm / "bin" / "srun").unlink()
+    fake(slurm / "bin", "sbatch", "echo 1")
+    monkeypatch.setenv("PATH", str(slurm / "bin"))
+    with pytest.raises(LaunchError, match="no srun"):
+        run([*WORDS, f"run.root={slurm}/runs"])
+    assert not (slurm / "runs").exists()
+
+
+def test_a_sweep_has_one_root(slurm: Path) -> None:
+    fake(slurm / "bin", "sbatch", "echo 1")
+    with pytest.raises(ConfigError, match="share one folder"):
+        run(["-m", *WORDS, f"run.root={slurm}/a,{slurm}/b"])
 
 
 def test_a_sweep_stops_at_a_limit_and_keeps_what_was_reached(slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,9 +31,17 @@ def test_sixteen_bytes_a_parameter_without_offload_eighteen_on_the_host_with() -
     whole = terms_of("model=13b", "nodes=4")
     assert sum(whole.get(name, 0) for name in names) == 16 * share
     plan = plan_of("model=13b", "nodes=4", "parallelism=zero3_offload", "parallelism.offload_param=none")
-    host = sum(term.num_bytes for term in plan.memory.terms if term.tier == "host")
-    assert host == 18 * share
-    assert plan.memory.host_bytes_per_node == 8 * host
+    states = sum(term.num_bytes for term in plan.memory.terms if term.tier == "host" and term.name in names)
+    assert states == 18 * share
+
+
+def test_the_optimizer_step_is_the_peak_where_activations_are_small() -> None:
+    # 6.7b on 8 ranks, stage 1: a share of the parameters, 2 + 4 bytes each, against a micro batch of 16 tokens.
+    small = ("training.micro_batch_size=1", "training.seq_len=16")
+    plan = plan_of("model=6.7b", "nodes=1", "parallelism=zero1", *small)
+    terms = {term.name: term.num_bytes for term in plan.memory.terms}
+    assert terms["optimizer step"] == 6 * -(-plan.num_parameters // 8)
+    assert "activations" not in terms
 
 
 REHEARSED = [

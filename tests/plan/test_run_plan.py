@@ -75,6 +75,17 @@ PROBLEMS = [
         id="offload",
     ),
     pytest.param(["env.RANK=3"], ["env.RANK=3", "leave it out"], id="rank-for-all"),
+    pytest.param(["env.A-B=1"], ["env.A-B=1", "no name of an environment variable"], id="variable-name"),
+    pytest.param(["data.path=/x"], ["data.path=/x", "add data=text"], id="path-that-nobody-reads"),
+    pytest.param(
+        ["cluster.time=1", "cluster.signal_lead_s=60"], ["signal_lead_s=60", "(60 s)", "nearest: 30"], id="lead"
+    ),
+    pytest.param(
+        ["cluster.memory_per_node=1G", "cluster.extra.mem_per_cpu=1G"],
+        ["mem_per_cpu=1G", "memory_per_node=1G"],
+        id="memory-twice",
+    ),
+    pytest.param(["cluster.extra.no_requeue=true"], ["no_requeue", "set by hpctrain itself"], id="requeue"),
     pytest.param(["data=text"], ["data.path=null", "set data.path=FILE"], id="text-without-path"),
     pytest.param(["training.min_learning_rate=1"], ["min_learning_rate=1.0", "0.0006"], id="learning-rates"),
     pytest.param(["cluster.time=0:240:0x"], ["cluster.time=0:240:0x", "hours:minutes:seconds"], id="time-form"),
@@ -92,7 +103,8 @@ PROBLEMS = [
 
 @pytest.mark.parametrize(("words", "expected"), PROBLEMS)
 def test_problems_name_key_rule_and_fix(words: list[str], expected: list[str]) -> None:
-    problems = plan_of("model=tiny", "cluster=local", *words).problems
+    cluster = "sandbox" if any(word.startswith("cluster.") for word in words) else "local"
+    problems = plan_of("model=tiny", f"cluster={cluster}", *words).problems
     assert len(problems) == 1, [str(problem) for problem in problems]
     assert all(text in str(problems[0]) for text in expected), str(problems[0])
 
@@ -102,12 +114,30 @@ def test_problems_name_key_rule_and_fix(words: list[str], expected: list[str]) -
     [
         (["cluster.extra.gpu_bind=closest"], "gpu-bind hides"),
         (["nodes=2", "cluster.time=4:00"], "is 4 min: short for 2 nodes"),
+        (["training.num_steps=10"], "warmup_steps=20 is not below training.num_steps=10"),
+        (["cluster.cpus_per_task=null"], "states no cores"),
     ],
 )
 def test_warnings(words: list[str], expected: str) -> None:
     plan = plan_of("model=tiny", "cluster=sandbox", *words)
     assert plan.problems == ()
     assert expected in plan.warnings[0]
+
+
+def test_local_runs_refuse_what_is_asked_of_slurm() -> None:
+    problems = plan_of("model=tiny", "cluster=local", "cluster.time=10", "cluster.setup=[env]").problems
+    assert [problem.key for problem in problems] == ["cluster.time", "cluster.setup"]
+
+
+def test_notes_say_whether_anything_was_checked() -> None:
+    assert "memory not stated" in " ".join(plan_of("model=13b", "cluster=local").assumptions)
+    assert "even that does not fit" in " ".join(plan_of("model=2t", "nodes=4").assumptions)
+
+
+def test_force_lets_pass_what_is_short_of_memory_and_nothing_else() -> None:
+    plan = plan_of("model=2t", "nodes=4", "training.seq_len=99999")
+    assert [problem.kind for problem in plan.blocking_problems(force=True)] == ["config"]
+    assert len(plan.blocking_problems(force=False)) == 2
 
 
 def test_all_problems_at_once() -> None:
@@ -139,5 +169,5 @@ def test_text_says_what_the_plan_holds() -> None:
 
 def test_text_of_a_plan_with_problems_ends_with_them() -> None:
     text = render_plan(plan_of("model=tiny", "cluster=local", "nodes=2"), python="/opt/py/bin/python")
-    assert "problems (this plan is not submitted)" in text
+    assert "\nproblems\n" in text
     assert "#SBATCH" not in text

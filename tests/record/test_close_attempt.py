@@ -44,6 +44,11 @@ def test_reasons_from_the_exit_code(run: RunPaths, exit_code: int, met: bool, re
     assert read_attempts(run) == [final]
 
 
+def test_a_failed_setup_line_is_named(run: RunPaths) -> None:
+    final = close_attempt(run, 1, 127, "7", now_s=200.0, launch_message="cluster.setup: module load cuda")
+    assert (final.end_reason, final.message) == ("launch_failed", "cluster.setup: module load cuda (exit code 127)")
+
+
 def test_no_rank_came_up_at_all(run: RunPaths) -> None:
     final = close_attempt(run, 1, 1, "7", now_s=200.0)
     assert (final.end_reason, final.job_id) == ("launch_failed", "7")

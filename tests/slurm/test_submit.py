@@ -180,6 +180,12 @@ def test_a_failing_rank_ends_the_job_and_is_named(cluster: Cluster) -> None:
     assert attempt.failed_node in {node.name for node in attempt.nodes} or not attempt.nodes
 
 
+def test_a_failing_setup_line_ends_the_job_before_the_ranks(cluster: Cluster) -> None:
+    run = cluster.submit("nodes=1", "cluster.setup=['true','module load cuda']")
+    assert "cluster.setup: module load cuda (exit code 127)" in cluster.wait_for(run, ("FAILED",))["detail"]
+    assert not list(run.logs.glob("rank-*.log"))
+
+
 def test_a_refused_request_shows_slurms_words_and_leaves_nothing(cluster: Cluster) -> None:
     answer = cluster.call("cluster=sandbox", *SHORT, "cluster.partition=nosuch", f'run.root="{cluster.root}"')
     assert answer.returncode == 4
@@ -188,11 +194,31 @@ def test_a_refused_request_shows_slurms_words_and_leaves_nothing(cluster: Cluste
     assert list(cluster.root.iterdir()) == []
 
 
-def test_a_requeued_job_keeps_its_folder_and_starts_a_second_attempt(cluster: Cluster) -> None:
-    run = cluster.submit("nodes=1", "training.num_steps=100000", "training.log_interval=1")
+def test_a_requeued_job_starts_again_in_its_folder(cluster: Cluster) -> None:
+    run = cluster.submit("nodes=1", "training.num_steps=60", "training.log_interval=1")
     wait_until(lambda: losses(run), "the first steps")
-    job_id = read_submission(run).job_id
-    cluster.slurm("scontrol", "requeue", job_id)
+    cluster.slurm("scontrol", "requeue", read_submission(run).job_id)
     assert "waiting for attempt 2" in cluster.wait_for(run, ("PENDING",))["detail"]
-    cluster.call("cancel", str(run.root))
-    cluster.wait_for(run, ("CANCELLED", "FAILED"))
+    # The sandbox lets a requeued job wait for 20 s.
+    row = cluster.wait_for(run, ("COMPLETED", "FAILED"))
+    assert (row["state"], row["attempt"], row["step"]) == ("COMPLETED", 2, 60), logs(run)
+    records = list(StepsFile(run.steps).new_records())
+    assert {record.attempt for record in records} == {1, 2}
+    assert [record.step for record in records if record.attempt == 2] == list(range(1, 61))
+
+
+def test_a_followed_run_ends_with_its_result(cluster: Cluster) -> None:
+    words = ("cluster=sandbox", *SHORT, "nodes=1", "cluster.wait=true", f'run.root="{cluster.root}"')
+    answer = cluster.call(*words)
+    assert answer.returncode == 0, answer.stderr
+    assert "final loss" in answer.stdout
+
+
+def test_cancel_leaves_alone_what_has_ended_and_goes_on(cluster: Cluster) -> None:
+    done = cluster.submit("nodes=1", "training.num_steps=2", "training.warmup_steps=1")
+    cluster.wait_for(done, ("COMPLETED",))
+    held = cluster.submit("nodes=1", "cluster.extra.hold=true")
+    answer = cluster.call("cancel", str(cluster.root))
+    assert "has ended already (COMPLETED)" in answer.stdout
+    assert "asked Slurm to cancel" in answer.stdout
+    cluster.wait_for(held, ("CANCELLED",))

@@ -163,7 +163,7 @@ class Ranks:
         return [process.wait(timeout=max(1.0, deadline - time.monotonic())) for process in self.processes]
 
     def log(self, rank: int = 0) -> str:
-        return self.run.rank_log(rank).read_text()
+        return (self.run.logs / f"rank-{rank}.log").read_text()
 
     def logs(self) -> str:
         return "\n".join(f"--- rank {rank}\n{self.log(rank)}" for rank in range(len(self.processes)))
@@ -203,7 +203,7 @@ def start_ranks(
         }
         environment = {name: value for name, value in variables.items() if value is not None}
         # A file, not a pipe: a full pipe of one rank would block them all.
-        with run.rank_log(rank).open("wb") as log:
+        with (run.logs / f"rank-{rank}.log").open("wb") as log:
             processes.append(
                 subprocess.Popen(
                     [sys.executable, "-c", command, str(run.root)],

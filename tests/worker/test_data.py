@@ -76,13 +76,13 @@ def text_file(folder: Path, text: bytes) -> str:
 
 ERRORS: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "no path": (lambda folder: {"path": None}, r"data.path=null: .* set data.path"),
-    "no such file": (lambda folder: {"path": str(folder / "no.txt")}, r"data.path=.*no.txt: .*No such file"),
+    "no such file": (lambda folder: {"path": str(folder / "no.txt")}, r"data.path=.*no.txt: there is no such file"),
     "empty folder": (lambda folder: {"path": str(folder)}, r"the folder holds no \*.txt"),
-    "empty file": (lambda folder: {"path": text_file(folder, b"")}, "empty, 0 bytes in 1 file"),
+    "empty file": (lambda folder: {"path": text_file(folder, b"")}, r"the text is empty \(1 file\(s\) of 0 bytes\)"),
     "not UTF-8": (lambda folder: {"path": text_file(folder, b"abc\xff")}, "text.txt is not UTF-8: byte 3 is 0xff"),
     "too large": (
         lambda folder: {"path": text_file(folder, b"x" * 101), "max_bytes": 100},
-        "101 bytes, more than data.max_bytes=100; .* set data.max_bytes=101",
+        "the text has 101 bytes, data.max_bytes=100: .* set data.max_bytes=101",
     ),
     "too short": (
         lambda folder: {"path": text_file(folder, b"x" * 31)},

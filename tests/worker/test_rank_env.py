@@ -57,7 +57,7 @@ def local(environment: dict[str, str], user_env: dict[str, str] | None = None) -
 
 
 def variables(rank_env: RankEnv, environment: dict[str, str], **changes: object) -> dict[str, str]:
-    arguments = {"user_env": {}, "device": "cpu", "affinity_cpus": 8, "start_timeout_min": 30} | changes
+    arguments = {"user_env": {}, "device": "cpu", "affinity_cpus": 8, "collective_timeout_min": 30} | changes
     return variables_to_set(rank_env, environment, **arguments)  # type: ignore[arg-type]
 
 

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.config.schema import DataConfig
+from hpctrain.errors import ConfigError
+from hpctrain.text_files import text_files
 from hpctrain.worker.data.tokenizer import encode_document
 from hpctrain.worker.end_reasons import DataError
 
@@ -55,7 +57,7 @@ def load_corpus(data: DataConfig, vocab_size: int, seq_len: int, seed: int) -> C
     elif data.kind == "stdlib":
         corpus = stdlib_corpus(data.max_bytes)
     else:
-        corpus = text_corpus(data.path, data.max_bytes)
+        corpus = text_corpus(data)
     check_corpus(corpus, vocab_size, seq_len)
     return corpus
 
@@ -99,27 +101,17 @@ def _stdlib_files(root: Path) -> list[Path]:
     return sorted(files)
 
 
-def text_corpus(path: str | None, max_bytes: int) -> Corpus:
-    """A UTF-8 file, or all ``*.txt`` of a folder in the order of their names."""
-    if path is None:
+def text_corpus(data: DataConfig) -> Corpus:
+    """A UTF-8 file, or all ``*.txt`` below a folder in the order of their names."""
+    if data.path is None:
         raise DataError("data.path=null: data.kind=text reads a file or folder; set data.path")
-    root = Path(path)
-    files = sorted(root.glob("*.txt")) if root.is_dir() else [root]
-    if not files:
-        raise DataError(f"data.path={path}: the folder holds no *.txt")
     try:
-        num_bytes = sum(file.stat().st_size for file in files)
-        if num_bytes > max_bytes:
-            raise DataError(
-                f"data.path={path}: {num_bytes} bytes, more than data.max_bytes={max_bytes}; every rank holds the corpus"
-                f" in memory, set data.max_bytes={num_bytes} if that is meant"
-            )
-        documents = [_utf8_bytes(file) for file in files]
+        documents = [_utf8_bytes(file) for file in text_files(data)]
+    except ConfigError as error:
+        raise DataError(str(error)) from None
     except OSError as error:
-        raise DataError(f"data.path={path}: {error.filename}: {error.strerror}") from error
-    if not any(documents):
-        raise DataError(f"data.path={path}: empty, 0 bytes in {len(files)} file(s)")
-    return Corpus(np.concatenate([encode_document(text) for text in documents]), f"data.path={path}")
+        raise DataError(f"data.path={data.path}: {error.filename}: {error.strerror}") from error
+    return Corpus(np.concatenate([encode_document(text) for text in documents]), f"data.path={data.path}")
 
 
 def _utf8_bytes(file: Path) -> bytes:
