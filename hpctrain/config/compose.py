@@ -194,6 +194,8 @@ def _unknown_key_problems(key: str, word: str) -> list[Problem]:
 
 def _number_form_problems(key: str, word: str) -> list[Problem]:
     """Hydra reads ``1_28`` as 128; a count that does not look like one is refused as it was typed."""
+    if takes_text(key):
+        return []
     text = word.partition("=")[2]
     values = [text] if any(sign in text for sign in "\"'([{") else text.split(",")
     return [

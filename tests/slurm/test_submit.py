@@ -195,16 +195,16 @@ def test_a_refused_request_shows_slurms_words_and_leaves_nothing(cluster: Cluste
 
 
 def test_a_requeued_job_starts_again_in_its_folder(cluster: Cluster) -> None:
-    run = cluster.submit("nodes=1", "training.num_steps=60", "training.log_interval=1")
+    run = cluster.submit("nodes=1", "training.num_steps=30", "training.log_interval=1")
     wait_until(lambda: losses(run), "the first steps")
     cluster.slurm("scontrol", "requeue", read_submission(run).job_id)
     assert "waiting for attempt 2" in cluster.wait_for(run, ("PENDING",))["detail"]
     # The sandbox lets a requeued job wait for 20 s.
     row = cluster.wait_for(run, ("COMPLETED", "FAILED"))
-    assert (row["state"], row["attempt"], row["step"]) == ("COMPLETED", 2, 60), logs(run)
+    assert (row["state"], row["attempt"], row["step"]) == ("COMPLETED", 2, 30), logs(run)
     records = list(StepsFile(run.steps).new_records())
     assert {record.attempt for record in records} == {1, 2}
-    assert [record.step for record in records if record.attempt == 2] == list(range(1, 61))
+    assert [record.step for record in records if record.attempt == 2] == list(range(1, 31))
 
 
 def test_a_followed_run_ends_with_its_result(cluster: Cluster) -> None:
