@@ -1,8 +1,9 @@
 # Two commands do everything on a fresh Debian or Ubuntu: `make run` and `make test`.
 PYTHON ?= python3
 VENV := .venv
+# What pip installs for torch; options such as an index of CPU builds may stand here.
+TORCH ?= torch
 BIN := $(VENV)/bin
-# Without a terminal (CI) pip's progress bars would only fill the log.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: run test check bench format clean
@@ -37,7 +38,7 @@ $(BIN)/pip:
 
 # torch first, from the constraints file, so that no other package's request picks another build of it.
 $(VENV)/.torch-ready: constraints.txt | $(BIN)/pip
-	$(PIP) torch
+	$(PIP) $(TORCH)
 	touch $@
 
 $(VENV)/.run-ready: pyproject.toml $(VENV)/.torch-ready
