@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, ValidationError
 
 from hpctrain.config.schema import Config
+from hpctrain.config.strict_schema import config_validator
 from hpctrain.errors import ConfigError, Problem, known_names_hint
 
 _SCALAR_RULES = {
@@ -35,9 +34,9 @@ def build_config(values: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: unknown keys (with the nearest known ones), wrong types, values out of range; all of them at once.
     """
-    # JSON mode is the one in which pydantic is strict about scalars and still takes a mapping for a dataclass.
+    # JSON mode is the one in which pydantic-core is strict about scalars and still takes a mapping for a dataclass.
     try:
-        return _adapter().validate_json(json.dumps(values), strict=True)
+        config: Config = config_validator(Config).validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         # A union reports one error for each of its types: the first one speaks for the key.
         by_key: dict[str, Problem] = {}
@@ -45,6 +44,7 @@ def build_config(values: Mapping[str, Any]) -> Config:
             problem = _problem(details)
             by_key.setdefault(problem.key, problem)
         raise ConfigError(by_key.values()) from None
+    return config
 
 
 def config_fields(section: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -82,14 +82,6 @@ def _plain_types(hint: Any) -> set[Any]:
         if not parts
         else set().union(*(_plain_types(part) for part in parts if isinstance(part, type) or get_args(part)))
     )
-
-
-def _adapter() -> TypeAdapter[Config]:
-    # The schema stays free of pydantic, so strictness about unknown keys is set here.
-    for cls in (Config, *get_type_hints(Config).values()):
-        if dataclasses.is_dataclass(cls):
-            cls.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[union-attr]
-    return TypeAdapter(Config)
 
 
 def _problem(details: ErrorDetails) -> Problem:
