@@ -8,6 +8,7 @@ import gc
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from hpctrain.record.paths import RunPaths
 
 _HYDRA_FLAGS = ("--hydra-help", "--info", "-i", "--shell-completion", "-sc")
+_HYDRA_VERBS = ("submit", "plan")
 _EXIT_RUN_FAILED = 1
 
 
@@ -169,7 +171,13 @@ def _submit(words: Sequence[str]) -> int:
 
 def _checked_root(planned: list[tuple[Point, RunPlan]], force: bool) -> Path:
     """The folder of the runs, after everything that can be refused has been asked."""
-    from hpctrain.launch.preflight import check_data, check_run_root, check_slurm_is_here, check_this_machine
+    from hpctrain.launch.preflight import (
+        check_data,
+        check_packages,
+        check_run_root,
+        check_slurm_is_here,
+        check_this_machine,
+    )
     from hpctrain.launch.sweep import check_sweep
 
     first_point, first_plan = planned[0]
@@ -183,6 +191,7 @@ def _checked_root(planned: list[tuple[Point, RunPlan]], force: bool) -> Path:
         check_slurm_is_here()
     else:
         check_this_machine(first_plan, force)
+    check_packages(first_plan)
     return check_run_root(first_point.config.run.root)
 
 
@@ -265,12 +274,18 @@ def _answer_flag(words: Sequence[str]) -> int | None:
 
 def _hydra_answers(words: Sequence[str]) -> int:
     """Hydra's own questions (--info, --hydra-help, --shell-completion), answered by Hydra."""
+    completing = [word for word in words if word in ("--shell-completion", "-sc")]
+    if completing and not any(word.startswith(("install=", "uninstall=", "query=")) for word in words):
+        raise ConfigError(f"{completing[0]}: must be followed by install=SHELL or uninstall=SHELL (bash, zsh, fish)")
     import hydra
     from hydra.errors import HydraException
 
     from hpctrain.config.compose import CONFIG_NAME, config_dir
 
     sys.argv = [sys.argv[0], *words]
+    if line := os.environ.get("COMP_LINE"):
+        # Hydra completes overrides; a verb before them is ours.
+        os.environ["COMP_LINE"] = re.sub(rf"^(\S+) ({'|'.join(_HYDRA_VERBS)}) ", r"\1 ", line)
     try:
         hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=CONFIG_NAME)(lambda config: None)()
     except HydraException as error:

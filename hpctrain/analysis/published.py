@@ -79,6 +79,7 @@ def as_runs(published: pd.DataFrame) -> pd.DataFrame:
             "seq_len": published["seq_len"],
             "precision": published["precision"],
             "hardware": published["gpu"],
+            "cluster": pd.Series(pd.NA, index=published.index, dtype="string"),  # what the hardware does not say
             "device": "cuda",
             "activation_checkpointing": published["activation_ckpt"],
             "parallelism": "zero" + published["zero_stage"].astype("string"),

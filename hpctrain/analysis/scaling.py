@@ -19,6 +19,7 @@ COMPARABLE = (
     "seq_len",
     "precision",
     "hardware",
+    "cluster",
     "device",
     "activation_checkpointing",
     "parallelism",
@@ -127,6 +128,7 @@ _WORDS = {
     "seq_len": "{} tokens a sequence",
     "precision": "{}",
     "hardware": "{}",
+    "cluster": "cluster {}",
     "activation_checkpointing": "checkpointing {}",
     "parallelism": "{}",
     "global_batch_size": "global batch {}",
@@ -168,4 +170,5 @@ def _detail_texts(values: list[Any], column: str) -> list[str]:
 def common_text(groups: pd.DataFrame) -> str:
     """The values that all rows share, in words."""
     common = [column for column in _WORDS if column in groups and groups[column].nunique(dropna=False) == 1]
+    common = [column for column in common if groups[column].notna().all()]
     return ", ".join(_WORDS[column].format(groups[column].iloc[0]) for column in common)

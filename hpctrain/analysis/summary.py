@@ -53,6 +53,8 @@ class RunSummary:
     zero_settings: str | None = None
     """DeepSpeed's section ``zero_optimization`` as JSON with sorted keys."""
     hardware: str | None = None
+    cluster: str | None = None
+    data: str | None = None
     device: str | None = None
     precision: str | None = None
     activation_checkpointing: str | None = None
@@ -151,6 +153,8 @@ def _with_planned(summary: RunSummary, plan: RunPlan) -> RunSummary:
         zero_stage=plan.zero_stage,
         zero_settings=json.dumps(plan.ds_config.get("zero_optimization", {}), sort_keys=True),
         hardware=plan.hardware_name,
+        cluster=plan.cluster_name,
+        data=plan.data_name,
         device=plan.device,
         precision=plan.precision,
         activation_checkpointing=plan.activation_checkpointing,

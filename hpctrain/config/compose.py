@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,17 @@ def compose_points(words: Sequence[str], multirun: bool, extra_dirs: Sequence[Pa
     stated = {override.key_or_group for override in overrides}
     points = []
     with initialize_config_dir(config_dir=str(config_dir()), version_base="1.3"):
+        problems: list[Problem] = []
         for combination in itertools.product(*axes):
-            points.append(_compose_one(combination, fixed, stated, extra_dirs))
+            try:
+                points.append(_compose_one(combination, fixed, stated, extra_dirs))
+            except ConfigError as error:
+                if not multirun or not error.problems:
+                    raise
+                problems += error.problems
+    if problems:
+        # Values of a sweep that several points share are named once.
+        raise ConfigError(dict.fromkeys(problems))
     return points
 
 
@@ -252,11 +261,19 @@ def _compose_one(overrides: Sequence[str], fixed: Sequence[str], stated: set[str
         raise ConfigError(f"{error.missing_cfg_file}: no such configuration file") from None
     except (ConfigCompositionException, OmegaConfBaseException) as error:
         raise ConfigError(_composition_message(error, extra_dirs)) from None
-    assumptions: tuple[str, ...] = ()
+    return Point(tuple(overrides), build_config(values), _assumptions(choices, values, stated))
+
+
+def _assumptions(choices: Mapping[str, str], values: Mapping[str, Any], stated: set[str]) -> tuple[str, ...]:
+    """The groups that the shipped defaults chose, hardware first."""
+    assumptions = []
     if "hardware" not in stated and choices["hardware"] == "ndm_a100_v4":
         gpus = values["hardware"]["gpus_per_node"]
-        assumptions = (f"hardware not stated: ndm_a100_v4 ({gpus} x {values['hardware']['gpu']} a node)",)
-    return Point(tuple(overrides), build_config(values), assumptions)
+        assumptions.append(f"hardware not stated: ndm_a100_v4 ({gpus} x {values['hardware']['gpu']} a node)")
+    left_out = [f"{group}={choices[group]}" for group in ("parallelism", "training", "data") if group not in stated]
+    if left_out:
+        assumptions.append(f"not stated: {', '.join(left_out)}")
+    return tuple(assumptions)
 
 
 def _composition_message(error: Exception, extra_dirs: Sequence[Path]) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import statistics
 import subprocess
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import psutil
 
 from hpctrain.errors import HpctrainError, LaunchError, RecordError
 from hpctrain.launch.slurm_states import FINISHED, SlurmAnswer, SlurmCluster, SlurmState, query_states
+from hpctrain.record.close_attempt import close_attempt
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import StepsFile, read_attempts, read_plan, read_submission
 from hpctrain.record.schema import AttemptRecord, SubmissionRecord
@@ -168,7 +170,12 @@ def cancel(run: RunPaths) -> str:
     if submission.host != socket.gethostname():
         raise LaunchError(f"{run.root}: a local run of {submission.host}; cancel it there")
     process = local_process(submission)
-    return "the run has ended already" if process is None else _end_local(process)
+    if process is None:
+        return "the run has ended already"
+    told = _end_local(process)
+    attempts = read_attempts(run)
+    close_attempt(run, attempts[-1].attempt if attempts else 1, None, submission.job_id, time.time())
+    return told
 
 
 def _cancel_slurm(run: RunPaths, submission: SubmissionRecord, status: RunStatus) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import secrets
 import shutil
+import sys
 from pathlib import Path
 
 import psutil
@@ -40,20 +41,29 @@ def check_data(data: DataConfig) -> None:
         text_files(data)
 
 
-def check_this_machine(plan: RunPlan, force: bool) -> None:
-    """Before a local run: the packages of the ranks, and memory for them.
+def check_packages(plan: RunPlan) -> None:
+    """The ranks use this interpreter, so what they import must be in its environment.
 
     Raises:
-        LaunchError: a package is missing.
+        LaunchError: a package is missing; names the extras to install.
+    """
+    needed = {"torch": "train", "deepspeed": "train"}
+    if plan.cluster_kind == "local":
+        needed |= {"pandas": "analysis", "matplotlib": "analysis"}
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        extras = ",".join(dict.fromkeys(needed[name] for name in missing))
+        raise LaunchError(
+            f"{', '.join(missing)}: missing in {sys.prefix}, whose Python the ranks use; pip install 'hpctrain[{extras}]'"
+        )
+
+
+def check_this_machine(plan: RunPlan, force: bool) -> None:
+    """Before a local run: memory for its ranks.
+
+    Raises:
         ConfigError: the estimate is above this machine's memory and nobody forces it (exit code 3).
     """
-    missing = [
-        name for name in ("torch", "deepspeed", "pandas", "matplotlib") if importlib.util.find_spec(name) is None
-    ]
-    if missing:
-        raise LaunchError(
-            f"cluster=local trains in here, and {', '.join(missing)} is missing; pip install 'hpctrain[train,analysis]'"
-        )
     needed, there = plan.memory.host_bytes_per_node, psutil.virtual_memory().total
     if needed > there and not force:
         ranks = plan.layout.gpus_per_node

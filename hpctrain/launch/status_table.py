@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from hpctrain.launch.jobs import RunStatus
 
-_HEADER = ("run", "job", "state", "attempt", "step", "loss", "ms/step", "model TFLOP/s/GPU", "detail")
+_DETAIL_WIDTH = 100
+_HEADER = ("run", "job", "state", "attempt", "step", "loss", "last ms/step", "model TFLOP/s/GPU", "detail")
 
 
 def status_table(rows: Sequence[RunStatus]) -> str:
@@ -21,6 +22,12 @@ def status_table(rows: Sequence[RunStatus]) -> str:
     )
 
 
+def _short(detail: str) -> str:
+    """The first line, cut; ``--json`` has all of it."""
+    line = detail.splitlines()[0] if detail else ""
+    return line if len(line) <= _DETAIL_WIDTH else line[: _DETAIL_WIDTH - 3] + "..."
+
+
 def _cells(row: RunStatus) -> tuple[str, ...]:
     return (
         row.run,
@@ -31,5 +38,5 @@ def _cells(row: RunStatus) -> tuple[str, ...]:
         "-" if row.loss is None else f"{row.loss:.4f}",
         "-" if row.step_time_s is None else f"{row.step_time_s * 1e3:.1f}",
         "-" if row.model_tflops_per_gpu is None else f"{row.model_tflops_per_gpu:.4g}",
-        row.detail.splitlines()[0] if row.detail else "",
+        _short(row.detail),
     )

@@ -79,5 +79,8 @@ def submit_sweep(planned: Sequence[tuple[Point, RunPlan]], root: Path, python: s
         points[index] = SweepPoint(point.overrides, run.root.name, record.job_id, "submitted")
         write_record(folder / "sweep.json", SweepManifest(SCHEMA_VERSION, tuple(points)))
     manifest = SweepManifest(SCHEMA_VERSION, tuple(points))
-    write_record(folder / "sweep.json", manifest)
+    if any(point.run for point in points):
+        write_record(folder / "sweep.json", manifest)
+    else:
+        folder.rmdir()  # the first point was refused: nothing is left behind
     return folder, manifest

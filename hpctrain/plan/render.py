@@ -62,6 +62,7 @@ def _facts(plan: RunPlan) -> str:
             f"{plan.num_steps:,} steps, {short_count(plan.num_steps * batch.tokens_per_step)} tokens, {plan.precision},"
             f" activation checkpointing {plan.activation_checkpointing}",
         ),
+        ("data", plan.data_name),
         ("model FLOPs", f"{flops.model_flops:.4e} a step (forward and backward once, dense attention)"),
         ("hardware FLOPs", f"{flops.hardware_flops:.4e} a step (recomputation included)"),
         ("Megatron FLOPs", f"{flops.megatron_flops:.4e} a step (96·B·s·l·h²·(1 + s/6h + V/16lh))"),

@@ -52,6 +52,8 @@ class RunPlan:
     flops_per_step: StepFlops
     memory: MemoryEstimate
     ds_config: dict[str, Any]
+    data_name: str
+    cluster_name: str
     cluster_kind: Literal["slurm", "local"]
     slurm: SlurmRequest
     """What Slurm would be asked for; cluster_kind=local takes its ranks and environment from here too."""
@@ -124,6 +126,8 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
             precision,
             config.hardware.device == "cuda",
         ),
+        data_name=config.data.name,
+        cluster_name=config.cluster.name,
         cluster_kind=config.cluster.kind,
         slurm=slurm,
         problems=(

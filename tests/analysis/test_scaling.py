@@ -36,7 +36,7 @@ def test_weak_scaling_by_hand(tmp_path: Path) -> None:
     assert scaling.points["base_gpus"].tolist() == [4, 4, 4]
     assert scaling.messages == ()
     assert scaling.common == (
-        "toy, 32 tokens a sequence, bf16, test_gpu, checkpointing none, zero3, micro batch 4, accumulation 1"
+        "toy, 32 tokens a sequence, bf16, test_gpu, cluster test, checkpointing none, zero3, micro batch 4, accumulation 1"
     )
 
 

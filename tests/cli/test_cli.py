@@ -110,6 +110,16 @@ def test_hydra_completes_names() -> None:
     assert answer.stdout.split() == ["model=530b"]
 
 
+def test_hydra_completes_behind_a_verb() -> None:
+    answer = hpctrain("-sc", "query=bash", env={"COMP_LINE": "hpctrain plan model=53", "COMP_POINT": "22"})
+    assert answer.stdout.split() == ["model=530b"]
+
+
+def test_completion_without_a_subcommand_is_no_traceback() -> None:
+    answer = hpctrain("--shell-completion")
+    assert (answer.returncode, "Traceback" in answer.stderr) == (2, False)
+
+
 def test_a_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m hpctrain plan model=530b nodes=128 | head -1; exit ${{PIPESTATUS[0]}}"
     answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)

@@ -95,6 +95,16 @@ def test_a_sweep_is_the_product_with_the_last_key_fastest() -> None:
     assert found == [(m, n, b) for m in ("tiny", "125m") for n in (1, 2) for b in (1, 2)]
 
 
+def test_all_wrong_values_of_a_sweep_are_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_points(["model=tiny", "nodes=one,2,0", "training.num_steps=5,x"], multirun=True)
+    assert sorted(str(problem) for problem in caught.value.problems) == [
+        "nodes='one': must be a whole number",
+        "nodes=0: must be greater than 0",
+        "training.num_steps='x': must be a whole number",
+    ]
+
+
 def test_glob_picks_from_the_group() -> None:
     points = compose_points(["model=glob(llama3_*)"], multirun=True)
     assert [point.config.model.name for point in points] == ["llama3_405b", "llama3_70b", "llama3_8b"]
@@ -113,8 +123,9 @@ def test_hardware_is_assumed_only_where_nothing_says_it() -> None:
         return compose_points(["model=tiny", *words], multirun=False)[0].assumptions
 
     assert "ndm_a100_v4" in assumptions()[0]
-    assert assumptions("hardware=ndm_a100_v4") == ()
-    assert assumptions("cluster=local") == ()
+    assert "hardware" not in " ".join(assumptions("hardware=ndm_a100_v4"))
+    assert "hardware" not in " ".join(assumptions("cluster=local"))
+    assert assumptions("cluster=local", "data=synthetic") == ("not stated: parallelism=zero3, training=pretrain",)
 
 
 def test_local_and_sandbox_train_on_the_cpu_unless_told_otherwise() -> None:
