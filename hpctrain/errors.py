@@ -53,7 +53,7 @@ class LaunchError(HpctrainError):
 
 
 class UnclearSubmissionError(LaunchError):
-    """sbatch took the request and its answer cannot be read: the job may exist, so its run folder must stay."""
+    """The job may exist, or does, without our record of it: its run folder must stay."""
 
 
 class RecordError(HpctrainError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from hpctrain.config.schema import DataConfig
@@ -22,6 +23,9 @@ def text_files(data: DataConfig) -> list[Path]:
     files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
     if not files:
         raise _refused(data, "the folder holds no *.txt", "name a file or another folder")
+    unreadable = [file for file in files if not os.access(file, os.R_OK)]
+    if unreadable:
+        raise _refused(data, f"{unreadable[0]} may not be read", "ask its owner, or name another file")
     num_bytes = sum(file.stat().st_size for file in files)
     if num_bytes == 0:
         raise _refused(data, f"the text is empty ({len(files)} file(s) of 0 bytes)", "name another file")

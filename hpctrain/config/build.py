@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
@@ -56,7 +57,7 @@ def config_fields(section: tuple[str, ...] = ()) -> dict[str, Any]:
     cls: Any = Config
     for name in section:
         cls = get_type_hints(cls)[name]
-    return get_type_hints(cls, include_extras=True)
+    return get_type_hints(cls, include_extras=True) if dataclasses.is_dataclass(cls) else {}
 
 
 def takes_text(key: str) -> bool:
@@ -98,9 +99,11 @@ def _problem(details: ErrorDetails) -> Problem:
     if kind == "literal_error":
         return Problem(key, str(value), "is not one of the choices", f"known: {context['expected']}")
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
-        return Problem(key, str(value), details["msg"].replace("Input should", "must"), "")
+        fix = f"nearest: {context['gt'] + 1}" if kind == "greater_than" and isinstance(value, int) else ""
+        return Problem(key, str(value), details["msg"].replace("Input should", "must"), fix)
     shown = "" if kind == "missing" else f"{value!r}" if isinstance(value, str) else json.dumps(value)
-    return Problem(key, shown, _SCALAR_RULES.get(kind, details["msg"]), "")
+    fix = "write it in plain digits, for example 1" if kind in ("int_type", "int_from_float") else ""
+    return Problem(key, shown, _SCALAR_RULES.get(kind, details["msg"]), fix)
 
 
 def _without_union_tags(location: list[str]) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
@@ -90,7 +91,8 @@ def compose_points(words: Sequence[str], multirun: bool, extra_dirs: Sequence[Pa
 def _parse(word: str) -> Override:
     parser = OverridesParser.create()
     key, _, value = word.partition("=")
-    if _PLAIN_NUMBER.fullmatch(value) and takes_text(key.lstrip("+")):
+    key = key.lstrip("+")
+    if _PLAIN_NUMBER.fullmatch(value) and (takes_text(key) or key.startswith("env.")):
         # An account 012 or a name 2024_11_29 is text, whatever number Hydra would make of it.
         return parser.parse_override(_quoted(word))
     try:
@@ -203,7 +205,7 @@ def _unknown_key_problems(key: str, word: str) -> list[Problem]:
 
 def _number_form_problems(key: str, word: str) -> list[Problem]:
     """Hydra reads ``1_28`` as 128; a count that does not look like one is refused as it was typed."""
-    if takes_text(key):
+    if takes_text(key) or key.startswith("env."):
         return []
     text = word.partition("=")[2]
     values = [text] if any(sign in text for sign in "\"'([{") else text.split(",")
@@ -225,7 +227,12 @@ def check_site_files(folder: Path) -> None:
         name = path.relative_to(folder)
         if (config_dir() / name).is_file():
             raise ConfigError(f"{path}: hpctrain ships a file of this name, which wins; give yours another name")
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            text = path.read_text(encoding="utf-8")
+            OmegaConf.create(text)
+        except (OSError, UnicodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+            raise ConfigError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from None
+        for number, line in enumerate(text.splitlines(), start=1):
             if match := _YAML_TRAP.match(line):
                 raise ConfigError(
                     f"{path}:{number}: {match['key']}: {match['value']}: YAML reads it as another number;"

@@ -110,6 +110,8 @@ def _state(submission: SubmissionRecord, attempt: AttemptRecord | None, answer: 
             return told.state, _pending_detail(told, attempt)
         if attempt is not None and attempt.state != "running":
             return _from_marker(attempt, told)
+        if told is not None and told.state == "COMPLETED":
+            return "UNKNOWN", f"{told.source} says COMPLETED, but no rank left an end marker; see logs"
         if told is not None:
             return told.state, f"{told.source}: {told.reason}; no end marker"
         return "UNKNOWN", answer.trouble or "Slurm no longer knows the job, and it left no end marker"

@@ -59,11 +59,18 @@ def check_packages(plan: RunPlan) -> None:
 
 
 def check_this_machine(plan: RunPlan, force: bool) -> None:
-    """Before a local run: memory for its ranks.
+    """Before a local run: GPUs and memory for its ranks.
 
     Raises:
+        LaunchError: fewer GPUs than asked for.
         ConfigError: the estimate is above this machine's memory and nobody forces it (exit code 3).
     """
+    num_gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if plan.device == "cuda" and num_gpus < plan.layout.gpus_per_node:
+        raise LaunchError(
+            f"hardware={plan.hardware_name}: asks for {plan.layout.gpus_per_node} GPUs, this machine shows {num_gpus};"
+            " hardware=cpu trains on its processor, hardware.gpus_per_node=N on fewer GPUs"
+        )
     needed, there = plan.memory.host_bytes_per_node, psutil.virtual_memory().total
     if needed > there and not force:
         ranks = plan.layout.gpus_per_node

@@ -34,14 +34,31 @@ def create_run_folder(parent: Path, point: Point, plan: RunPlan, python: str) ->
     The name is a slug with the second and four random hex digits: starts in the same second do not meet.
     """
     slug = slurm_safe_name(plan.name)[:_LONGEST_SLUG]
-    run = RunPaths(parent / f"{slug}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
+    run = _new_folder(parent, slug)
     try:
         _fill_run_folder(run, point, plan, python)
     except OSError as error:
         shutil.rmtree(run.root, ignore_errors=True)
-        rule = f"the run folder cannot be written ({error.strerror}: {error.filename})"
-        raise ConfigError((Problem("run.root", str(parent), rule, "set run.root=FOLDER to another one"),)) from None
+        raise _not_writable(parent, error) from None
     return run
+
+
+def _new_folder(parent: Path, slug: str) -> RunPaths:
+    """A folder that was not there before; a name that is taken, by chance or by a start in the same second, is left alone."""
+    while True:
+        run = RunPaths(parent / f"{slug}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
+        try:
+            run.root.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _not_writable(parent, error) from None
+        return run
+
+
+def _not_writable(parent: Path, error: OSError) -> ConfigError:
+    rule = f"the run folder cannot be written ({error.strerror}: {error.filename})"
+    return ConfigError((Problem("run.root", str(parent), rule, "set run.root=FOLDER to another one"),))
 
 
 def _fill_run_folder(run: RunPaths, point: Point, plan: RunPlan, python: str) -> None:

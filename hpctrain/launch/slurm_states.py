@@ -104,7 +104,7 @@ def query_states(cluster: SlurmCluster, scripts: Mapping[str, str]) -> SlurmAnsw
     trouble = "" if "Invalid job id" in trouble else trouble
     states, foreign = {}, set()
     for job_id, state, reason, script in _fields(queue, 4):
-        if job_id in scripts and script.strip() not in ("", "(null)", scripts[job_id]):
+        if job_id in scripts and script.strip() != scripts[job_id]:
             foreign.add(job_id)
         elif job_id in scripts:
             states[job_id] = SlurmState(state_word(state), reason, "squeue")

@@ -27,7 +27,7 @@ from hpctrain.record.files import write_record
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.schema import SCHEMA_VERSION, SubmissionRecord
 
-_PARSABLE_ANSWER = re.compile(r"^(?P<id>\d+)(;(?P<cluster>\w+))?$")
+_PARSABLE_ANSWER = re.compile(r"^(?P<id>\d+)(;(?P<cluster>[\w.-]+))?$")
 _LOST_ANSWERS = ("timed out", "Unable to contact", "Zero Bytes", "onnection refused", "onnection reset")
 """What sbatch says when its request may or may not have arrived."""
 _NO_TIME_LIMIT_S = 365 * 24 * 3600
@@ -41,7 +41,13 @@ def submit(run: RunPaths, plan: RunPlan, cluster: ClusterConfig) -> SubmissionRe
     """
     environment = job_environment(os.environ, cluster.inherit_env) | source_path_variable()
     record = _submit_slurm(run, environment) if plan.cluster_kind == "slurm" else _submit_local(run, plan, environment)
-    write_record(run.submission, record)
+    try:
+        write_record(run.submission, record)
+    except OSError as error:
+        raise UnclearSubmissionError(
+            f"job {record.job_id} was submitted, but {run.submission} cannot be written ({error.strerror}): status and"
+            " cancel will not know it"
+        ) from None
     return record
 
 

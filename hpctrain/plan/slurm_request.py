@@ -95,12 +95,12 @@ def build_slurm_request(
 
 
 def slurm_safe_name(name: str) -> str:
-    """A job name that survives sbatch's directives and squeue's tables.
+    """A job or folder name that survives sbatch's directives, squeue's tables and a C locale.
 
     >>> slurm_safe_name("my run (1) x|y")
     'my-run-1-x-y'
     """
-    return re.sub(r"[^\w.=+-]+", "-", name).strip("-") or "hpctrain"
+    return re.sub(r"[^\w.=+-]+", "-", name, flags=re.ASCII).strip("-") or "hpctrain"
 
 
 def _gpu_option(cluster: ClusterConfig, hardware: HardwareConfig) -> dict[str, str]:

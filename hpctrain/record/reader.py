@@ -17,6 +17,7 @@ from hpctrain.record.frozen_config import parse_config
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.schema import AttemptRecord, StepRecord, SubmissionRecord
 
+_JOB_ID = re.compile(r"\d+(_\d+)?")
 _ATTEMPT_FILE = re.compile(r"(?P<number>\d+)(\.failure)?\.json")
 _NAME_WITH_TIME = re.compile(r".*-(?P<time>\d{8}-\d{6})-[0-9a-f]{4}")
 
@@ -34,7 +35,13 @@ def read_plan(run: RunPaths) -> RunPlan:
 
 
 def read_submission(run: RunPaths) -> SubmissionRecord:
-    return read_record(run.submission, SubmissionRecord)
+    record = read_record(run.submission, SubmissionRecord)
+    # These words go to Slurm's commands.
+    if not _JOB_ID.fullmatch(record.job_id) or (record.cluster_kind == "slurm" and not record.command):
+        raise RecordError(f"{run.submission}: job_id={record.job_id!r} is no job id, or the command is missing")
+    if not (record.slurm_conf + record.slurm_cluster).isprintable():
+        raise RecordError(f"{run.submission}: slurm_conf or slurm_cluster is damaged")
+    return record
 
 
 def read_attempts(run: RunPaths) -> list[AttemptRecord]:

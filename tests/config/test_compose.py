@@ -39,6 +39,10 @@ MISTAKES = [
     pytest.param(["model=tiny", "cluster.exclusive=maybe"], ["cluster.exclusive='maybe'", "true or false"], id="bool"),
     pytest.param(["model=tiny", "training.beta1=1.5"], ["training.beta1=1.5", "less than 1"], id="fraction"),
     pytest.param(["model=tiny", "run.name=''"], ["run.name=''", "must not be empty"], id="empty-text"),
+    pytest.param(["model=tiny", "env.A=null"], ["env.A"], id="variable-without-a-value"),
+    pytest.param(
+        ["model=tiny", "model.hidden_size=1000000000000000003"], ["model.hidden_size", "less than"], id="huge"
+    ),
     pytest.param(["model=tiny", "run.note=${nosuch}"], ["nosuch"], id="interpolation"),
 ]
 
@@ -99,9 +103,9 @@ def test_all_wrong_values_of_a_sweep_are_named() -> None:
     with pytest.raises(ConfigError) as caught:
         compose_points(["model=tiny", "nodes=one,2,0", "training.num_steps=5,x"], multirun=True)
     assert sorted(str(problem) for problem in caught.value.problems) == [
-        "nodes='one': must be a whole number",
-        "nodes=0: must be greater than 0",
-        "training.num_steps='x': must be a whole number",
+        "nodes='one': must be a whole number; write it in plain digits, for example 1",
+        "nodes=0: must be greater than 0; nearest: 1",
+        "training.num_steps='x': must be a whole number; write it in plain digits, for example 1",
     ]
 
 
@@ -145,11 +149,23 @@ def test_local_and_sandbox_train_on_the_cpu_unless_told_otherwise() -> None:
         ("cluster.time=4:00:00", "cluster", "time", "4:00:00"),
         ("cluster.memory_per_node=0", "cluster", "memory_per_node", "0"),
         ("run.name=prüfung", "run", "name", "prüfung"),
+        ("env.X=2024_01", "env", "X", "2024_01"),
     ],
 )
 def test_text_that_looks_like_something_else_stays_text(word: str, section: str, key: str, value: str) -> None:
     (point,) = compose_points(["model=tiny", word], multirun=False)
-    assert getattr(getattr(point.config, section), key) == value
+    found = getattr(point.config, section)
+    assert (found[key] if section == "env" else getattr(found, key)) == value
+
+
+@pytest.mark.parametrize(
+    "text", [b"name: [", b"\tname: x", b"name: \xff", b"name: x\nname: y"], ids=["open", "tab", "bytes", "twice"]
+)
+def test_a_sites_file_that_is_no_yaml_is_named(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "ours.yaml").write_bytes(text)
+    with pytest.raises(ConfigError, match=r"ours.yaml"):
+        compose_points(["model=tiny", "cluster=ours"], multirun=False, extra_dirs=[tmp_path])
 
 
 @pytest.mark.parametrize("line", ["time: 4:00:00", "nodes: 017", "signal_lead_s: 1_20", "account: 012 # ours"])

@@ -28,7 +28,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("script", "job_id", "cluster"),
     [
         ("echo 123", "123", ""),
-        ("echo '123;c2'", "123", "c2"),
+        ("echo '123;my-c.2'", "123", "my-c.2"),
         ("echo 'Welcome to 128 nodes ok'; echo 123", "123", ""),
         ("echo 'sbatch: info: charged 12 h' >&2; echo 123", "123", ""),
         ("echo '16 jobs of yours are waiting'; echo 123; echo", "123", ""),
