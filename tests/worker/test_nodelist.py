@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -61,7 +60,7 @@ def test_first_host_by_the_parser(text: str, monkeypatch: pytest.MonkeyPatch, tm
     assert first_host(text) == VALID[text][0]
 
 
-@pytest.mark.skipif(shutil.which("scontrol") is None, reason="needs Slurm's scontrol")
+@pytest.mark.slurm
 @pytest.mark.parametrize("text", VALID)
 def test_first_host_by_scontrol(text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     conf = tmp_path / "slurm.conf"
