@@ -83,21 +83,20 @@ def render_text(frames: Frames) -> str:
     if len(frames.runs):
         parts.append(_runs_table(frames.runs))
         scalings = [scaling_efficiency(frames.runs, kind) for kind in KIND_KEYS]
-        parts += [render_scaling(scaling) for scaling in scalings]
+        parts += _scaling_parts(scalings)
         if scalings[0].left_out:
             parts.append("\n  ".join(["Not for comparison (marked !):", *scalings[0].left_out]))
     parts += frames.problems
     return "\n\n".join(part for part in parts if part)
 
 
-def _scaling_parts(runs: pd.DataFrame) -> list[str]:
+def _scaling_parts(scalings: Sequence[Scaling]) -> list[str]:
     """A table for each kind of scaling that the runs show, or why they show none."""
-    scalings = [scaling_efficiency(runs, kind) for kind in KIND_KEYS]
     tables = [table for scaling in scalings if (table := render_scaling(scaling))]
-    if tables or not any(scaling.messages for scaling in scalings):
+    if tables:
         return tables
     lines = [f"  {scaling.kind}: {message}" for scaling in scalings for message in scaling.messages]
-    return ["\n".join(["No scaling efficiency:", *lines])]
+    return ["\n".join(["No scaling efficiency:", *lines])] if lines else []
 
 
 def render_scaling(scaling: Scaling) -> str:

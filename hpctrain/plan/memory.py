@@ -22,7 +22,10 @@ from hpctrain.plan.model_shape import ModelShape
 from hpctrain.units import GIB, gib
 
 CPU_PROCESS_BYTES = int(0.4 * GIB)
-"""Resident size of a rank before it holds a model. Measured 2026-11-29: torch 2.13.0 (CPU build), DeepSpeed 0.19.8, gloo."""
+"""A rank's resident size, read with ps from ranks of model=tiny, whose own share is a few MiB: 0.37 to 0.39 GiB.
+
+Read 2026-11-29 with torch 2.13.0 (CPU build), DeepSpeed 0.19.8, gloo; a CUDA build will differ.
+"""
 BYTES_PER_ELEMENT: dict[Precision, int] = {"fp32": 4, "bf16": 2}
 _DECODER = "hpctrain/worker/model/decoder.py"
 CONTEXT_TERM = "context and NCCL"
@@ -120,7 +123,7 @@ def estimate_memory(
         terms.append(MemoryTerm(CONTEXT_TERM, DEVICE_CONTEXT_BYTES, "gpu", "assumed"))
     else:
         terms = [MemoryTerm(term.name, term.num_bytes, "host", term.source) for term in terms]
-    terms.append(MemoryTerm("Python and torch", CPU_PROCESS_BYTES, "host", "measured on a CPU build of torch"))
+    terms.append(MemoryTerm("Python and torch", CPU_PROCESS_BYTES, "host", "read on a CPU build of torch"))
     return MemoryEstimate(
         terms=tuple(term for term in terms if term.num_bytes),
         gpu_capacity_bytes=_bytes(hardware.gpu_memory_gib),

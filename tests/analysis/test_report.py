@@ -91,6 +91,15 @@ def test_several_runs_as_one_text(tmp_path: Path) -> None:
     )
 
 
+def test_runs_of_one_size_say_why_there_is_no_efficiency(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        make_run(tmp_path / name, toy_config(nodes=1))
+    text = render_text(load_frames([tmp_path]))
+    assert "No scaling efficiency:\n  strong: " in text
+    assert "  weak: " in text
+    assert "all runs have one size (4 GPUs), so no efficiency; add a run on another number of nodes" in text
+
+
 def test_several_runs_with_nothing_in_them(tmp_path: Path) -> None:
     assert render_text(load_frames([tmp_path])) == f"{tmp_path}: no run here; a run folder holds plan.json"
 
