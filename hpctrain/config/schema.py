@@ -89,6 +89,14 @@ class HardwareConfig:
     """GPU to GPU inside a node, one direction, GB/s a GPU."""
     inter_node_gb_per_s: Positive | None = None
     """Network of one node, one direction, GB/s (all adapters together)."""
+    achievable_tflops: dict[Precision, Positive] = field(default_factory=dict)
+    """Best measured matmul rate of one GPU, 1e12 FLOP/s by data type; empty: no step time is predicted."""
+    gpu_memory_gb_per_s: Positive | None = None
+    """Bandwidth of one GPU's memory, GB/s."""
+    host_link_gb_per_s: Positive | None = None
+    """GPU to host memory, one direction, GB/s a GPU; asked for where something is offloaded."""
+    host_memory_gb_per_s: Positive | None = None
+    """Memory of a node's processors, GB/s, all sockets together; asked for where the optimizer runs on the CPU."""
     sources: dict[str, Text] = field(default_factory=dict)
 
 
@@ -163,6 +171,8 @@ class TrainingConfig:
     """Minutes that ranks wait for each other at the start."""
     collective_timeout_min: Count = 30
     """Minutes after which a collective that some rank does not join ends the run."""
+    telemetry_interval_s: Annotated[float, Ge(0.1), Le(86400)] | None = 5.0
+    """Seconds between two samples of each node's memory and GPUs in ``nodes/<name>.jsonl``; None: no telemetry."""
 
 
 @dataclass(frozen=True)

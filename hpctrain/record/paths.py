@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,19 @@ class RunPaths:
     def failure(self, number: int) -> Path:
         """Written by the first rank that fails in attempt ``number``; created exclusively."""
         return self.attempts / f"{number}.failure.json"
+
+    @property
+    def nodes(self) -> Path:
+        """Telemetry, a file a node."""
+        return self.root / "nodes"
+
+    def node_samples(self, node: str) -> Path:
+        """The node's name is percent-encoded; ``urllib.parse.unquote`` gives it back.
+
+        >>> RunPaths(Path("run")).node_samples("rack a/n1").name
+        'rack%20a%2Fn1.jsonl'
+        """
+        return self.nodes / f"{urllib.parse.quote(node, safe='')}.jsonl"
 
     @property
     def summary_figure(self) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,10 +12,11 @@ from pathlib import Path
 from hpctrain.config.schema import Config
 from hpctrain.errors import RecordError
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.record.files import parse_record, read_record
+from hpctrain.record.files import read_record
 from hpctrain.record.frozen_config import parse_config
+from hpctrain.record.lines import number_problem, parse_node_sample, parse_step
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.schema import AttemptRecord, StepRecord, SubmissionRecord
+from hpctrain.record.schema import AttemptRecord, NodeSample, StepRecord, SubmissionRecord
 
 _JOB_ID = re.compile(r"\d+(_\d+)?")
 _ATTEMPT_FILE = re.compile(r"(?P<number>\d+)(\.failure)?\.json")
@@ -45,18 +46,73 @@ def read_submission(run: RunPaths) -> SubmissionRecord:
 
 
 def read_attempts(run: RunPaths) -> list[AttemptRecord]:
-    """All starts of the run in order; a failure that a rank wrote down counts before the end marker is there."""
-    names = [_ATTEMPT_FILE.fullmatch(path.name) for path in run.attempts.glob("*.json")]
-    numbers = {int(match["number"]) for match in names if match}
-    return [_read_attempt(run, number) for number in sorted(numbers)]
+    """All starts of the run in order; a failure that a rank wrote down counts before the end marker is there.
+
+    Raises:
+        RecordError: one of them cannot be read.
+    """
+    return [_read_attempt(run, number) for number in _attempt_numbers(run)]
+
+
+@dataclass(frozen=True)
+class AttemptFiles:
+    """What ``attempts/`` holds, each file read by itself."""
+
+    attempts: tuple[AttemptRecord, ...]
+    problems: tuple[str, ...]
+    """One text for each start that cannot be read, or for the folder."""
+    last_is_known: bool
+    """False: how the run stands now is not known."""
+
+
+def read_each_attempt(run: RunPaths) -> AttemptFiles:
+    """The starts that can be read, and what is wrong with the others; never an error."""
+    attempts, problems, last_is_known = [], [], True
+    try:
+        numbers = _attempt_numbers(run)
+    except RecordError as error:
+        return AttemptFiles((), (str(error),), False)
+    for number in numbers:
+        try:
+            attempts.append(_read_attempt(run, number))
+            last_is_known = True
+        except RecordError as error:
+            problems.append(str(error))
+            last_is_known = False
+    return AttemptFiles(tuple(attempts), tuple(problems), last_is_known)
+
+
+def _attempt_numbers(run: RunPaths) -> list[int]:
+    try:
+        names = os.listdir(run.attempts)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RecordError(f"{run.attempts}: {error.strerror}") from error
+    return sorted({int(match["number"]) for name in names if (match := _ATTEMPT_FILE.fullmatch(name))})
 
 
 def _read_attempt(run: RunPaths, number: int) -> AttemptRecord:
-    failure = read_record(run.failure(number), AttemptRecord) if run.failure(number).exists() else None
-    if failure is not None and not run.attempt(number).exists():
+    failure = _checked_attempt(run.failure(number)) if _exists(run.failure(number)) else None
+    if failure is not None and not _exists(run.attempt(number)):
         return failure  # it failed before rank 0 could say that it started
-    attempt = read_record(run.attempt(number), AttemptRecord)
+    attempt = _checked_attempt(run.attempt(number))
     return with_failure(attempt, failure) if failure is not None and attempt.state == "running" else attempt
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror}") from error
+
+
+def _checked_attempt(path: Path) -> AttemptRecord:
+    attempt = read_record(path, AttemptRecord)
+    problem = number_problem(vars(attempt))
+    if problem:
+        raise RecordError(f"{path}: {problem}")
+    return attempt
 
 
 def with_failure(started: AttemptRecord, failure: AttemptRecord) -> AttemptRecord:
@@ -80,7 +136,7 @@ class StepsFile:
     path: Path
     offset: int = 0
     damaged_lines: int = 0
-    """Whole lines that are no step record of this schema."""
+    """Whole lines that are no step record of this schema, see ``parse_step``."""
 
     def new_records(self) -> Iterator[StepRecord]:
         if not self.path.exists():
@@ -92,9 +148,27 @@ class StepsFile:
                     break
                 self.offset += len(line)
                 try:
-                    yield parse_record(json.loads(line), StepRecord, f"{self.path}")
-                except (ValueError, RecursionError, RecordError):
+                    yield parse_step(line[:-1])
+                except ValueError:
                     self.damaged_lines += 1
+
+
+def read_node_samples(path: Path) -> tuple[list[NodeSample], int]:
+    """The looks at one node in the order of the file, and the number of whole lines that are none of this schema.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    samples, damaged_lines = [], 0
+    with path.open("rb") as stream:
+        for line in stream:
+            if not line.endswith(b"\n"):
+                break
+            try:
+                samples.append(parse_node_sample(line[:-1]))
+            except ValueError:
+                damaged_lines += 1
+    return samples, damaged_lines
 
 
 def find_runs(root: Path) -> list[RunPaths]:
@@ -103,7 +177,27 @@ def find_runs(root: Path) -> list[RunPaths]:
     Raises:
         RecordError: there is no such folder.
     """
-    if not root.is_dir():
+    return search_runs(root)[0]
+
+
+def search_runs(root: Path) -> tuple[list[RunPaths], list[str]]:
+    """As ``find_runs``, and a text for each folder that could not be opened. A run folder is not searched for others.
+
+    Raises:
+        RecordError: there is no such folder, or it may not be looked at.
+    """
+    if not _exists(root) or not root.is_dir():
         raise RecordError(f"{root}: no such folder; runs are kept in run.root (default: runs)")
-    runs = [RunPaths(path.parent) for path in sorted(root.rglob("plan.json"))]
-    return sorted(runs, key=lambda run: match["time"] if (match := _NAME_WITH_TIME.fullmatch(run.root.name)) else "")
+    runs, problems = [], []
+
+    def not_opened(error: OSError) -> None:
+        problems.append(f"{error.filename}: {error.strerror}")
+
+    for folder, folders, files in os.walk(root, onerror=not_opened):
+        if "plan.json" in files or "plan.json" in folders:
+            runs.append(RunPaths(Path(folder)))
+            folders.clear()
+        folders.sort()
+    runs.sort(key=lambda run: run.root)
+    runs.sort(key=lambda run: match["time"] if (match := _NAME_WITH_TIME.fullmatch(run.root.name)) else "")
+    return runs, problems

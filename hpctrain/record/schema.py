@@ -59,6 +59,40 @@ class NodeRecord:
 
 
 @dataclass(frozen=True)
+class GpuSample:
+    """One GPU of a node, by the driver: all processes on it together."""
+
+    index: int
+    """Local rank of the rank that trains on it."""
+    used_bytes: int
+    """The driver's own reserve included."""
+    total_bytes: int
+    utilisation: float | None = None
+    """Share of the last sampling period in which a kernel ran, 0 to 1; None: the driver does not say."""
+    power_w: float | None = None
+
+
+@dataclass(frozen=True)
+class NodeSample:
+    """One look at a node, a line of ``nodes/<name>.jsonl``, written by its rank with local rank 0."""
+
+    schema_version: int
+    attempt: int
+    time_s: float
+    """Unix time."""
+    step: int
+    """The last optimizer step that this rank had ended; 0 before the first."""
+    host_used_bytes: int
+    """Memory of the node that is not available to a new process, whoever uses it."""
+    host_total_bytes: int
+    """Of the node, or of the tightest memory limit of the job's control groups; ``host_used_bytes`` follows the same limit."""
+    ranks_rss_bytes: int
+    """Resident size of all ranks of this run on the node together; shared pages count in each."""
+    gpus: tuple[GpuSample, ...] = ()
+    """Empty on ``device=cpu``."""
+
+
+@dataclass(frozen=True)
 class AttemptRecord:
     """One start of the job: ``attempts/<n>.json``, replaced at the end."""
 

@@ -1,4 +1,4 @@
-"""Appending step records: a lost line is counted and reported, training goes on."""
+"""Appending records a line each: a lost step record is counted and reported, and training goes on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from hpctrain.record.schema import StepRecord
+from hpctrain.record.schema import NodeSample, StepRecord
 
 
 class StepWriter:
@@ -26,3 +26,36 @@ class StepWriter:
         except OSError as error:
             self.lost_lines += len(lines)
             print(f"hpctrain: {self._path}: {error.strerror}; {self.lost_lines} step records lost so far", flush=True)
+
+
+class SampleWriter:
+    """Appends to ``nodes/<name>.jsonl``, one write a line, so that a process that ends anywhere leaves whole lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def open(self) -> None:
+        """Makes the folder, and ends a line that an earlier attempt left unfinished.
+
+        Raises:
+            OSError: the folder or the file cannot be written.
+        """
+        self._path.parent.mkdir(exist_ok=True)
+        with self._path.open("ab+") as stream:
+            size = stream.seek(0, 2)
+            stream.seek(max(0, size - 1))
+            if stream.read(1) not in (b"", b"\n"):
+                stream.write(b"\n")
+
+    def append(self, sample: NodeSample) -> None:
+        """Writes the sample.
+
+        Raises:
+            OSError: the folder is gone, or the device is full; then a part of the line may be left.
+        """
+        line = (json.dumps(dataclasses.asdict(sample)) + "\n").encode()
+        # Opened each time: a file that is held open and removed would take all that follows.
+        with self._path.open("ab", buffering=0) as stream:
+            written = stream.write(line)
+        if written != len(line):
+            raise OSError(f"{self._path}: {written} of {len(line)} bytes written, the device is full")

@@ -118,24 +118,28 @@ def _train(rank: _Rank, stop: StopSignal) -> None:
     from hpctrain.worker.loop import train
     from hpctrain.worker.process_group import check_same_corpus, rank_device
     from hpctrain.worker.step_log import StepLog
+    from hpctrain.worker.telemetry import node_telemetry
 
     config, plan, env = rank.config, rank.plan, rank.env
     training = config.training
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     device = rank_device(plan.device)
     record = _meet(rank, device, stop)
-    corpus = load_corpus(config.data, plan.model.vocab_size, plan.batch.seq_len, training.seed)
-    check_same_corpus(corpus.digest, env.node_name)
-    stop.check_before_first_step()
-    engine = build_engine(plan, training.weight_decay, training.seed, device)
-    batches = TokenBatches(corpus.tokens, plan.batch, training.seed, env.rank, env.world_size)
-    torch.distributed.barrier()
-    stop.check_before_first_step()
-    record = dataclasses.replace(record, setup_time_s=time.time() - rank.started_at_s)
-    _write_attempt(rank, record)
-    writer = StepWriter(rank.paths.steps) if env.rank == 0 else None
-    log = StepLog(writer, env.attempt, plan.batch.tokens_per_step, device)
-    train(engine, plan, training, batches, log, stop)
+    with node_telemetry(rank.paths, env, device, training.telemetry_interval_s) as telemetry:
+        corpus = load_corpus(config.data, plan.model.vocab_size, plan.batch.seq_len, training.seed)
+        check_same_corpus(corpus.digest, env.node_name)
+        stop.check_before_first_step()
+        engine = build_engine(plan, training.weight_decay, training.seed, device)
+        batches = TokenBatches(corpus.tokens, plan.batch, training.seed, env.rank, env.world_size)
+        torch.distributed.barrier()
+        stop.check_before_first_step()
+        record = dataclasses.replace(record, setup_time_s=time.time() - rank.started_at_s)
+        _write_attempt(rank, record)
+        writer = StepWriter(rank.paths.steps) if env.rank == 0 else None
+        log = StepLog(writer, env.attempt, plan.batch.tokens_per_step, device)
+        if telemetry is not None:
+            telemetry.follow(log)
+        train(engine, plan, training, batches, log, stop)
     # A rank that leaves early would break the last collective of a slower one.
     torch.distributed.barrier()
     exit_code = EXIT_CODES["completed"]

@@ -40,6 +40,8 @@ class StepLog:
         self._lag = 1 if device.type == "cuda" else 0
         self._pending: list[MeasuredStep] = []
         self._last_end = mark(device)
+        self.last_step = 0
+        """The last step known to have ended on the device; read by the telemetry's thread."""
         self.num_non_finite = 0
         """Steps in a row, up to the last flush, whose loss was not finite."""
         self.stop_agreed = False
@@ -66,6 +68,7 @@ class StepLog:
         if len(self._pending) > self._lag:
             known = self._pending[-1 - self._lag]
             known.end.wait()
+            self.last_step = known.step
             self.stop_agreed |= bool(known.totals[1] > 0)
 
     def flush(self) -> StepRecord:
@@ -81,6 +84,7 @@ class StepLog:
             self.stop_agreed |= bool(measured.totals[1] > 0)
             self.num_non_finite = 0 if record.loss is not None else self.num_non_finite + 1
             records.append(record)
+        self.last_step = self._pending[-1].step
         self._pending = []
         if self._writer is not None:
             self._writer.append(records)

@@ -205,7 +205,9 @@ def test_every_number_of_the_hardware_files_has_a_source() -> None:
     for name in group_choices("hardware"):
         (point,) = compose_points(["model=tiny", f"hardware={name}"], multirun=False)
         hardware = point.config.hardware
-        numbers = {f"peak_tflops.{precision}" for precision in hardware.peak_tflops} | {
+        groups = ("peak_tflops", "achievable_tflops")
+        rates = {f"{group}.{precision}" for group in groups for precision in getattr(hardware, group)}
+        numbers = rates | {
             key
             for key, value in vars(hardware).items()
             if isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import nbformat
 import pytest
+from jupyter_client.manager import KernelManager
 
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import StepsFile, read_attempts, read_submission
-from tests.analysis.test_notebooks import NOTEBOOKS, execute
+from tests.analysis.test_notebooks import NOTEBOOKS, NUM_FIGURES, execute
+from tests.analysis.test_notebooks import kernel as kernel  # the fixture
+from tests.worker.run_folder import read_samples
 
 pytestmark = [pytest.mark.slurm, pytest.mark.train]
 
@@ -115,13 +117,25 @@ def test_zero_stages_train_over_two_nodes_with_the_same_losses(cluster: Cluster)
 
 
 def test_ranks_are_measured_and_laid_out_over_the_nodes(cluster: Cluster) -> None:
-    run = cluster.submit("nodes=2", "cluster.gpu_request=gpus_per_node", "cluster.cpus_per_task=2")
+    run = cluster.submit(
+        "nodes=2",
+        "cluster.gpu_request=gpus_per_node",
+        "cluster.cpus_per_task=2",
+        "training.telemetry_interval_s=0.5",
+    )
     assert cluster.wait_for(run, ("COMPLETED", "FAILED"))["state"] == "COMPLETED", logs(run)
     (attempt,) = read_attempts(run)
     assert attempt.world_size == 4
     assert [node.ranks for node in attempt.nodes] == [(0, 1), (2, 3)]
     assert len({node.name for node in attempt.nodes}) == 2
     assert attempt.master_addr == attempt.nodes[0].name
+    assert sorted(run.nodes.iterdir()) == sorted(run.node_samples(node.name) for node in attempt.nodes)
+    for node in attempt.nodes:
+        samples = read_samples(run.node_samples(node.name))
+        assert (samples[0].step, samples[-1].step) == (0, 20)
+        assert all(0 < sample.host_used_bytes < sample.host_total_bytes for sample in samples)
+        # Two ranks with torch loaded, of the four on this machine.
+        assert 300_000_000 < samples[-1].ranks_rss_bytes < 4_000_000_000
     assert "${" not in run.config.read_text(encoding="utf-8")
     job = cluster.slurm("scontrol", "show", "job", read_submission(run).job_id)
     assert "gres/gpu=4" in job
@@ -138,9 +152,7 @@ def test_submission_returns_at_once_and_waits_in_the_queue(cluster: Cluster) -> 
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_sweep_submits_two_runs_and_the_notebooks_show_them(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_submits_two_runs_and_the_notebooks_show_them(cluster: Cluster, kernel: KernelManager) -> None:
     answer = cluster.call("-m", "cluster=sandbox", *SHORT, "nodes=1,2", f'run.root="{cluster.root}"')
     assert answer.returncode == 0, answer.stderr
     (manifest,) = cluster.root.glob("sweep-*/sweep.json")
@@ -150,9 +162,9 @@ def test_a_sweep_submits_two_runs_and_the_notebooks_show_them(
         run = RunPaths(manifest.parent / point["run"])
         assert cluster.wait_for(run, ("COMPLETED", "FAILED"))["state"] == "COMPLETED", logs(run)
     for path in NOTEBOOKS:
-        text, num_figures = execute(nbformat.read(path, as_version=4), cluster.root, monkeypatch)
+        text, num_figures = execute(kernel, path, cluster.root)
         assert "2 runs, 2 of them valid" in text
-        assert num_figures == 2
+        assert num_figures == NUM_FIGURES[path.stem]
 
 
 def test_the_shells_environment_stays_outside_and_the_users_comes_in(cluster: Cluster) -> None:

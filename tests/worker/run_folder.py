@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -17,11 +18,11 @@ from typing import Any, Self
 from hpctrain.config.build import build_config
 from hpctrain.config.schema import Config
 from hpctrain.plan.run_plan import RunPlan, build_run_plan
-from hpctrain.record.files import read_record, write_text
+from hpctrain.record.files import parse_record, read_record, write_text
 from hpctrain.record.frozen_config import config_text
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import StepsFile
-from hpctrain.record.schema import AttemptRecord, StepRecord
+from hpctrain.record.schema import AttemptRecord, NodeSample, StepRecord
 
 SOURCE = Path(__file__).parents[2]
 RANK_COMMAND = "import sys; from hpctrain.worker.job import run; run(sys.argv[1])"
@@ -235,6 +236,12 @@ def read_steps(path: Path) -> list[StepRecord]:
     records = list(steps.new_records())
     assert steps.damaged_lines == 0
     return records
+
+
+def read_samples(path: Path) -> list[NodeSample]:
+    """All lines of ``nodes/<name>.jsonl``, which must all be samples."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [parse_record(json.loads(line), NodeSample, str(path)) for line in lines]
 
 
 def losses(records: list[StepRecord]) -> list[float]:

@@ -105,6 +105,7 @@ def test_a_stop_request_is_noticed(lag: int, noticed_at: int) -> None:
     for step in range(1, 5):
         note(log, step, stop=step >= 2)
         noticed.append(log.stop_agreed)
+        assert log.last_step == step - lag
     assert noticed == [step >= noticed_at for step in range(1, 5)]
 
 
@@ -113,5 +114,7 @@ def test_a_stop_request_is_noticed_at_a_flush() -> None:
     log._lag = 1
     note(log, 1, stop=True)
     assert not log.stop_agreed
+    assert log.last_step == 0
     log.flush()
     assert log.stop_agreed
+    assert log.last_step == 1

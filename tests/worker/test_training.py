@@ -16,7 +16,17 @@ from hpctrain.plan.run_plan import build_run_plan
 from hpctrain.record.files import read_record
 from hpctrain.record.schema import AttemptRecord
 from tests.worker.reference import reference_losses
-from tests.worker.run_folder import GPT, LLAMA, losses, make_config, make_run, start_ranks, step_records, train
+from tests.worker.run_folder import (
+    GPT,
+    LLAMA,
+    losses,
+    make_config,
+    make_run,
+    read_samples,
+    start_ranks,
+    step_records,
+    train,
+)
 
 pytestmark = pytest.mark.train
 
@@ -84,7 +94,11 @@ def test_flops_that_ranks_execute_with_recomputation(zero_stage: int, tmp_path: 
 
 def test_what_is_recorded(tmp_path: Path) -> None:
     config = make_config(
-        zero_stage=1, num_steps=5, log_interval=2, data={"name": "s", "kind": "stdlib", "max_bytes": 10000}
+        zero_stage=1,
+        num_steps=5,
+        log_interval=2,
+        telemetry_interval_s=0.1,
+        data={"name": "s", "kind": "stdlib", "max_bytes": 10000},
     )
     run = make_run(tmp_path, config)
     with start_ranks(run) as ranks:
@@ -118,5 +132,16 @@ def test_what_is_recorded(tmp_path: Path) -> None:
     assert attempt.setup_time_s is not None
     assert attempt.ended_at_s is not None
     assert attempt.started_at_s + attempt.setup_time_s < times[0] <= attempt.ended_at_s
+    (sampled,) = run.nodes.iterdir()
+    assert sampled == run.node_samples(node.name)
+    samples = read_samples(sampled)
+    assert len(samples) >= 3
+    assert (samples[0].step, samples[-1].step) == (0, 5)
+    assert attempt.started_at_s < samples[0].time_s < times[0]
+    assert times[-1] < samples[-1].time_s <= attempt.ended_at_s
+    # Two ranks of about the same size.
+    peak_bytes = records[-1].peak_memory_bytes
+    assert 1.5 * peak_bytes < samples[-1].ranks_rss_bytes < 2.5 * peak_bytes
+    assert 0 < samples[-1].host_used_bytes < samples[-1].host_total_bytes
     assert set(attempt.versions) == {"python", "hpctrain", "torch", "deepspeed"}
     assert not run.failure(1).exists()
