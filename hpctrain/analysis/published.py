@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pandas as pd
 
-from hpctrain.errors import RecordError
+from hpctrain.errors import RecordError, known_names_hint
 
 PUBLISHED_DIR = Path(__file__).resolve().parents[2] / "analysis" / "published"
 
@@ -18,26 +19,36 @@ _COUNTS = (
 _NUMBERS = "params_b gpu_mem_gb tflops_per_gpu mfu hfu tokens_per_s_per_gpu step_time_s peak_mem_gb max_model_b".split()
 EVIDENCE = ("EXACT", "DIGITISED", "DERIVED", "RELATIVE", "QUOTED")
 """First word of ``notes``: how the figure of a row came about."""
+FLAGS = {"STATUS=OOM": "out of memory", "CHECK": "the source contradicts itself"}
+"""Words in ``notes`` of rows that are no result of a run, or none to rely on."""
 
 HARDWARE_CONVENTION = "hardware incl. recompute"
 """In the files, the count that this project calls ``megatron``."""
 
 
-def load_published(folder: Path = PUBLISHED_DIR) -> pd.DataFrame:
-    """All rows of the folder's files, with ``file``, ``evidence`` and ``tflops_error`` (of digitised values) added.
+def load_published(folder: Path = PUBLISHED_DIR, files: Collection[str] | None = None) -> pd.DataFrame:
+    """All rows of the folder's files, with ``file``, ``evidence``, ``flag`` and ``tflops_error`` (of digitised values) added.
+
+    Args:
+        folder: the CSV files.
+        files: names of those that are wanted; None: all.
 
     Raises:
-        RecordError: there is no file, a column is missing or unknown, a number is none, or a row has no evidence.
+        RecordError: there is no file, a wanted one is missing, a column is missing or unknown, a number is none, or a row has
+            no evidence.
     """
     paths = sorted(folder.glob("*.csv"))
     if not paths:
         raise RecordError(f"{folder}: no published results here; a source checkout keeps them in analysis/published")
-    table = pd.concat([_read(path) for path in paths], ignore_index=True)
+    for name in sorted(set(files or ()) - {path.name for path in paths}):
+        raise RecordError(f"{folder / name}: is not there; {known_names_hint(name, [path.name for path in paths])}")
+    table = pd.concat([_read(path) for path in paths if files is None or path.name in files], ignore_index=True)
     table["evidence"] = table["notes"].str.extract(rf"^({'|'.join(EVIDENCE)})\b", expand=False)
     unmarked = table[table["evidence"].isna()]
     if len(unmarked):
         first = unmarked.iloc[0]
         raise RecordError(f"{first['file']}: notes={first['notes']}: must start with one of {', '.join(EVIDENCE)}")
+    table["flag"] = table["notes"].str.extract(rf"\b({'|'.join(FLAGS)})", expand=False)
     table["tflops_error"] = table["notes"].str.extract(r"^DIGITISED \+/-([\d.]+)", expand=False).astype("Float64")
     return table
 
@@ -68,6 +79,8 @@ def as_runs(published: pd.DataFrame) -> pd.DataFrame:
     tokens_per_s = published["global_batch"] * published["seq_len"] / published["step_time_s"]
     is_megatron = published["tflops_convention"] == HARDWARE_CONVENTION
     text = published[["num_gpus", "micro_batch_per_gpu"]].astype("string").fillna("?")
+    reason = published["flag"].map(FLAGS).astype("string")
+    reason = reason.fillna("no step time published").where(reason.notna() | tokens_per_s.isna(), "")
     name = published["model"] + ", " + text["num_gpus"] + " GPUs, micro batch " + text["micro_batch_per_gpu"]
     return pd.DataFrame(
         {
@@ -82,7 +95,7 @@ def as_runs(published: pd.DataFrame) -> pd.DataFrame:
             "cluster": pd.Series(pd.NA, index=published.index, dtype="string"),  # what the hardware does not say
             "device": "cuda",
             "activation_checkpointing": published["activation_ckpt"],
-            "parallelism": "zero" + published["zero_stage"].astype("string"),
+            "parallelism": _parallelism(published),
             "zero_stage": published["zero_stage"],
             "zero_settings": "{}",
             "nodes": published["nodes"],
@@ -93,7 +106,16 @@ def as_runs(published: pd.DataFrame) -> pd.DataFrame:
             "tokens_per_s": tokens_per_s,
             "megatron_tflops_per_gpu": published["tflops_per_gpu"].where(is_megatron),
             "tflops_error": published["tflops_error"],
-            "valid": tokens_per_s.notna(),
-            "reason": tokens_per_s.isna().map({True: "no step time published", False: ""}).astype("string"),
+            "valid": reason == "",
+            "reason": reason,
+            "file": published["file"],
         }
     )
+
+
+def _parallelism(published: pd.DataFrame) -> pd.Series:
+    """``zero3``, or with further degrees ``zero1 tp8 pp4``."""
+    text = "zero" + published["zero_stage"].astype("string")
+    for column, word in (("tp", " tp"), ("pp", " pp"), ("cp_sp", " sp")):
+        text = text + (word + published[column].astype("string")).where(published[column] > 1, "").fillna("")
+    return text

@@ -18,6 +18,7 @@ def render_plan(plan: RunPlan, python: str) -> str:
         "\n".join(render_notes(plan)),
         _facts(plan),
         _memory(plan),
+        _speed(plan),
     ]
     if plan.cluster_kind == "slurm":
         parts.append("batch script\n" + _indented(sbatch_script(plan.slurm, UNNAMED_RUN_DIR, python)))
@@ -95,6 +96,34 @@ def _memory(plan: RunPlan) -> str:
     if memory.host_capacity_bytes is not None:
         host += f" of {gib(memory.host_capacity_bytes)}"
     return "\n".join([*lines, host])
+
+
+_SMALL_SHARE = 0.01
+"""Parts below this share of the step are summed up in one line."""
+
+
+def _speed(plan: RunPlan) -> str:
+    if plan.prediction is None:
+        return f"speed of one step: no prediction, {plan.prediction_gap}"
+    speed, rates = plan.prediction, plan.prediction.tflops_per_gpu
+    lines = ["speed of one step (a prediction, not measured)"]
+    shown = {name: seconds for name, seconds in speed.parts_s.items() if seconds >= _SMALL_SHARE * speed.step_time_s}
+    rest = speed.step_time_s - sum(shown.values())
+    rows = [
+        *sorted(shown.items(), key=lambda part: -part[1]),
+        *([("all else", rest)] if len(shown) < len(speed.parts_s) else []),
+    ]
+    lines += [f"  {name:<28}{seconds:>10.3g} s  {seconds / speed.step_time_s:>4.0%}" for name, seconds in rows]
+    mfu = "" if speed.mfu is None else f", MFU {speed.mfu:.1%}"
+    return "\n".join(
+        [
+            *lines,
+            f"  step      {speed.step_time_s:.3g} s, between {speed.low_s:.3g} and {speed.high_s:.3g} s; {speed.bound_by} binds",
+            f"  rate      {speed.tokens_per_s:,.0f} tokens/s; TFLOP/s a GPU: model {rates['model']:.1f},"
+            f" hardware {rates['hardware']:.1f}, Megatron {rates['megatron']:.1f}{mfu}",
+            f"  from      {speed.uncertainty}",
+        ]
+    )
 
 
 def _indented(text: str) -> str:

@@ -20,6 +20,7 @@ from hpctrain.plan.layout import Batch, Layout, resolve_batch
 from hpctrain.plan.memory import MemoryEstimate, estimate_memory
 from hpctrain.plan.model_shape import ModelShape, resolve_model_shape
 from hpctrain.plan.slurm_request import SlurmRequest, build_slurm_request, request_warnings
+from hpctrain.plan.step_time import StepPrediction, predict_step
 
 PLAN_SCHEMA_VERSION = 1
 RANK_IDENTITY = tuple("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE NODE_RANK CROSS_RANK CROSS_SIZE".split())
@@ -58,6 +59,11 @@ class RunPlan:
     slurm: SlurmRequest
     """What Slurm would be asked for; cluster_kind=local takes its ranks and environment from here too."""
     problems: tuple[Problem, ...]
+    prediction: StepPrediction | None = None
+    """Predicted time of one step; None: the hardware states too little, ``prediction_gap`` says what."""
+    prediction_gap: str = ""
+    achievable_tflops_per_gpu: float | None = None
+    """Best measured matmul rate of the hardware in ``precision``; None: not stated."""
 
     def blocking_problems(self, force: bool) -> tuple[Problem, ...]:
         """What keeps it from being submitted; ``force`` lets pass what is short of memory by the estimate."""
@@ -95,6 +101,10 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         config.training, choice.micro_batch_size, layout.data_parallel_degree, seq_len
     )
     memory = estimate_memory(shape, layout, batch, config.parallelism, config.hardware, precision, choice.checkpointing)
+    flops = step_flops(shape, seq_len, batch.global_batch_size, choice.checkpointing, config.parallelism.zero_stage)
+    prediction, prediction_gap = predict_step(
+        shape, layout, batch, config.parallelism, config.hardware, precision, choice.checkpointing, flops
+    )
     name = config.run.name or f"{shape.name}-{config.nodes}n-{config.parallelism.name}"
     slurm, slurm_problems = build_slurm_request(name, config.cluster, config.hardware, layout, rank_environment(config))
     return RunPlan(
@@ -114,9 +124,7 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         hardware_name=config.hardware.name,
         device=config.hardware.device,
         peak_tflops_per_gpu=config.hardware.peak_tflops.get(precision),
-        flops_per_step=step_flops(
-            shape, seq_len, batch.global_batch_size, choice.checkpointing, config.parallelism.zero_stage
-        ),
+        flops_per_step=flops,
         memory=memory,
         ds_config=build_ds_config(
             shape.num_parameters,
@@ -138,6 +146,9 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
             *slurm_problems,
             *memory.problems(),
         ),
+        prediction=prediction,
+        prediction_gap=prediction_gap,
+        achievable_tflops_per_gpu=config.hardware.achievable_tflops.get(precision),
     )
 
 

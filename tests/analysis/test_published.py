@@ -9,7 +9,8 @@ import pytest
 
 from hpctrain.analysis.published import PUBLISHED_DIR, as_runs, load_published
 from hpctrain.analysis.scaling import scaling_efficiency
-from hpctrain.errors import RecordError
+from hpctrain.errors import ConfigError, RecordError
+from hpctrain.plan.devices import find_device
 from hpctrain.plan.flops import megatron_flops
 
 ASSUMED_VOCAB = 50304
@@ -24,9 +25,37 @@ def azure() -> pd.DataFrame:
 
 def test_what_is_there() -> None:
     table = load_published()
-    assert table.groupby("file").size().to_dict() == {"angelptm.csv": 9, "azure-deepspeed.csv": 56}
-    assert table.groupby("evidence").size().to_dict() == {"DIGITISED": 49, "EXACT": 8, "QUOTED": 4, "RELATIVE": 4}
+    assert table.groupby("file").size().to_dict() == {
+        "angelptm.csv": 9,
+        "azure-deepspeed.csv": 56,
+        "bigscience.csv": 215,
+        "field-reports.csv": 25,
+        "fms-fsdp.csv": 27,
+        "llm-foundry.csv": 191,
+        "megatron.csv": 33,
+        "nanotron.csv": 32,
+        "zero-family.csv": 245,
+    }
+    assert table.groupby("flag").size().to_dict() == {"CHECK": 12, "STATUS=OOM": 26}
+    figures = load_published(files=("angelptm.csv", "azure-deepspeed.csv"))
+    assert figures.groupby("evidence").size().to_dict() == {"DIGITISED": 49, "EXACT": 8, "QUOTED": 4, "RELATIVE": 4}
     assert table["ref"].notna().all()
+
+
+def test_every_gpu_is_known_or_named_here() -> None:
+    """The device table knows all that the planner shall answer for; the others are consumer cards and small ones."""
+    unknown = set()
+    for gpu, memory_gb in load_published()[["gpu", "gpu_mem_gb"]].dropna(subset="gpu").itertuples(index=False):
+        try:
+            find_device(gpu, None if pd.isna(memory_gb) else memory_gb)
+        except ConfigError:
+            unknown.add(gpu)
+    assert unknown == {"A10", "RTX 3090", "TITAN RTX"}
+
+
+def test_degrees_are_part_of_what_is_compared() -> None:
+    runs = as_runs(load_published(files=("megatron.csv",)))
+    assert {"zero0", "zero0 tp2", "zero0 tp8 pp64"} <= set(runs["parallelism"].dropna())
 
 
 def test_the_headline_numbers(azure: pd.DataFrame) -> None:
@@ -78,7 +107,10 @@ def test_published_efficiencies_by_hand(azure: pd.DataFrame) -> None:
 
 
 def test_rows_without_step_time_or_with_another_count_stay_out() -> None:
-    runs = as_runs(load_published())
+    reasons = as_runs(load_published())["reason"].value_counts().to_dict()
+    assert reasons.pop("") == 496
+    assert reasons == {"no step time published": 299, "out of memory": 26, "the source contradicts itself": 12}
+    runs = as_runs(load_published(files=("azure-deepspeed.csv", "angelptm.csv")))
     assert set(runs.loc[~runs["valid"], "reason"]) == {"no step time published"}
     assert runs["valid"].sum() == 54
     fsdp = runs[runs["model"] == "GPT 1T (PyTorch FSDP, AWS)"]
@@ -107,3 +139,8 @@ def test_files_that_cannot_be_used(tmp_path: Path, text: str | None, message: st
         (tmp_path / "x.csv").write_text(text, encoding="utf-8")
     with pytest.raises(RecordError, match=message):
         load_published(tmp_path)
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(RecordError, match=r"azure.csv: is not there; nearest: .*azure-deepspeed.csv"):
+        load_published(files=("azure.csv",))

@@ -1,0 +1,59 @@
+"""Bytes of activations of one rank: a block's, with each kind of recomputation, and the loss's.
+
+Source: Korthikanti et al. 2022 (arXiv 2205.05198), section 4, generalised to any widths, grouped queries and gated feed-forwards.
+"""
+
+from __future__ import annotations
+
+from hpctrain.plan.memory_habits import MemoryHabits
+from hpctrain.plan.software import Software
+from hpctrain.plan.step_parts import Recomputation, Setup
+
+
+def block_bytes(setup: Setup, software: Software, habits: MemoryHabits, recomputation: Recomputation) -> float:
+    """What one block keeps of one micro batch for its backward pass.
+
+    Without recomputation, per token: inputs and outputs of two norms (4h), which tensor ranks share only with sequence
+    parallelism; queries, keys, values and attention's result, and the feed-forward's inner tensors, which they share. Where
+    attention is not fused: the softmax and what dropout leaves of it in 16 bit and its mask in 8, for each score, and two masks of
+    dropout on the residuals. Selective recomputation leaves out the scores, or, where it works on products, half of their results.
+    Full recomputation keeps the block's input.
+    """
+    shape, tp, width = setup.shape, setup.tensor_degree, setup.bytes_per_element
+    tokens, outer = setup.tokens_per_micro_step, 1 / tp if software.sequence_parallel else 1.0
+    if recomputation == "full":
+        return tokens * shape.hidden_size * width * outer
+    residual = 4 * shape.hidden_size * width * outer
+    attention = 2 * (shape.attention_width + shape.kv_width) * width / tp
+    inner = inner_width(setup, habits) * width / tp
+    if recomputation == "selective" and software.selective_share > 0:
+        return tokens * (residual / 2 + attention / 2 + inner * software.selective_share)
+    total = tokens * (residual + attention + inner)
+    if software.fused_attention:
+        return total + tokens * shape.num_heads * 4 / tp
+    total += tokens * 2 * shape.hidden_size * outer
+    return total if recomputation == "selective" else total + score_elements(setup) * (2 * width + 1)
+
+
+def inner_width(setup: Setup, habits: MemoryHabits) -> int:
+    """Elements a token of the feed-forward's inner tensors: before and after the activation, or with the gate."""
+    shape = setup.shape
+    return (habits.gated_tensors if shape.architecture == "llama" else 2) * shape.ffn_hidden_size
+
+
+def score_elements(setup: Setup) -> float:
+    """Scores of one block and micro batch on one rank."""
+    shape, split = setup.shape, setup.tensor_degree * setup.sequence_degree
+    return setup.micro_batch_size * shape.num_heads * setup.seq_len**2 / split
+
+
+def backward_bytes(setup: Setup, software: Software, habits: MemoryHabits) -> float:
+    """Gradients beside a block's activations: of the feed-forward's inner tensors, or of scores and softmax."""
+    shape, tp, width = setup.shape, setup.tensor_degree, setup.bytes_per_element
+    inner = setup.tokens_per_micro_step * (inner_width(setup, habits) / tp + shape.hidden_size) * width
+    return inner if software.fused_attention else max(inner, 2 * score_elements(setup) * width)
+
+
+def loss_bytes(setup: Setup, habits: MemoryHabits) -> float:
+    """Logits and their copies at the loss, split over tensor ranks by vocabulary."""
+    return setup.tokens_per_micro_step * setup.shape.vocab_size / setup.tensor_degree * habits.loss_bytes

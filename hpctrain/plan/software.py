@@ -1,0 +1,191 @@
+"""What a software generation makes of the hardware: few constants, each with a physical meaning, fitted on published runs.
+
+Constants of kernels are shared by all generations; a generation has those of its attention, its communication and its overlap.
+``tests/bench/plan_validation.py`` prints how far off they are, rows that were fitted and rows that were not apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+HALF_RATE_OUTPUTS = 5.0e6
+"""Elements of a product's result at which it runs at half of its rate: the last wave of tiles fills the GPU only in part.
+Fitted on llm-foundry (A100, and 8 H100) and fms-fsdp (A100)."""
+HALF_RATE_DEPTH = 220.0
+"""Terms of a sum at which it does so: the start and end of a tile weigh as much as its sum. Fitted with the above."""
+UNALIGNED_SHARE = 0.68
+"""Rate of products with a side that 64 does not divide. Fitted on BigScience's hidden size of 14,400 against 13,824."""
+UNMEASURED_SHARE = 0.85
+"""Of the peak, where nobody has published the best matmul of a GPU; an assumption, the A100 reaches 0.87."""
+SCORE_BYTES = 13
+"""Traffic of one score in a pass of attention that is not fused, 16-bit: written by the product (2), read and written by the
+softmax (4) and the dropout with its mask (5), read by the product (2). Counted, not fitted."""
+LOSS_BYTES_PER_LOGIT = 20
+"""Traffic of one logit in all passes: written in 16 bit (2), cast to fp32 (2 + 4), read by the log-softmax (4), read again in the
+backward pass and its gradient written (4 + 4). Counted, not fitted."""
+ADAM_BYTES_PER_PARAMETER = 30
+"""Master, two moments and gradient read (4 + 8 + 4), master and moments written (4 + 8), 16-bit parameter written (2)."""
+GPU_MEMORY_SHARE = 0.8
+"""Of the data sheet's bandwidth, for the optimizer's long vectors; an assumption, STREAM reaches 0.85 to 0.9."""
+SUSTAINED = {"H100": (0.866, 0.62), "H200": (0.866, 0.62), "GH200": (0.866, 0.62)}
+"""Matrix and attention rate under load by family, against the A100's share of the best measured matmul: power limits bind, and
+attention kernels of these generations were made for Ampere. Fitted on llm-foundry, 8 H100; of other families nothing is known,
+and they are taken to hold their rate."""
+
+
+@dataclass(frozen=True)
+class Software:
+    """Constants of one generation of training software."""
+
+    name: str
+    fitted_on: str
+    """Sources and rows, and what is taken over from elsewhere."""
+    validated_on: str
+    """Rows that were not used for fitting; empty: none is published."""
+    errors: tuple[float, float]
+    """Predicted over measured - 1 on those rows, the lowest and the highest; where there are none, an assumption."""
+    matrix_share: float = 1.0
+    """Of the best measured matmul, for large products in a long run."""
+    fused_attention: bool = True
+    attention_share: float = 0.366
+    """Of the best measured matmul, for the scores that are formed."""
+    element_traffic: float = 1.9
+    """Times that each element-wise tensor is read or written, against once."""
+    selective_share: float = 0.5
+    """Share of a block's products that selective recomputation runs again: half where whole blocks or every other product are
+    chosen (FSDP's trainers), none where only attention is (Megatron)."""
+    launch_s_per_block_pass: float = 9e-5
+    """Host work of one pass through a block that the GPU waits for."""
+    host_s_per_block_pass: float = 0.0
+    """Host work of one pass through a block that runs beside the GPU's and counts where it takes longer."""
+    link_share: float = 0.75
+    """Of the data sheet's bandwidth inside a node."""
+    network_share: float = 0.8
+    hop_latency_s: float = 5e-6
+    """From one member of a ring to the next."""
+    collectives_per_block: float = 1.0
+    """Gathers that a block's parameters come in (ZeRO-3)."""
+    zero_overlap: float = 0.75
+    """Share of stage 3's communication, up to the length of compute, that compute hides."""
+    gradient_overlap: float = 0.0
+    """Share of the last backward pass that hides the reduction of gradients below stage 3."""
+    gradient_bytes: int = 2
+    """Of one gradient as it is reduced."""
+    sequence_parallel: bool = False
+    """Norms and residuals are split over tensor ranks (Megatron's sequence parallelism)."""
+    balanced_stages: bool = False
+    """Pipeline ranks are cut by cost, so that the one with the logits gets fewer blocks."""
+    host_overlap: float = 0.5
+    """Share of compute that hides traffic to host memory; an assumption."""
+    host_memory_share: float = 0.6
+    """Of the memory bandwidth of a node, by Adam on the CPU; an assumption."""
+
+
+_FSDP_SOURCE = "llm-foundry (A100, and 8 H100) and fms-fsdp (A100)"
+_FSDP = Software(
+    "fsdp",
+    fitted_on=_FSDP_SOURCE,
+    validated_on="llm-foundry on 16 to 64 H100 and fms-fsdp on 96 H100",
+    errors=(-0.14, 0.02),
+)
+_FSDP_COMPILED = replace(
+    _FSDP,
+    name="fsdp_compiled",
+    fitted_on=f"{_FSDP_SOURCE}, torch.compile leaving 0.6 of the element-wise traffic",
+    validated_on="fms-fsdp on 96 H100",
+    errors=(-0.05, 0.11),
+    element_traffic=1.14,
+)
+_MEGATRON_2021 = Software(
+    "megatron_2021",
+    fitted_on="Megatron-LM SC21, table 1, 1.7B to 39B",
+    validated_on="the same table, 76B to 1T",
+    errors=(-0.02, 0.03),
+    selective_share=0.0,
+    fused_attention=False,
+    attention_share=0.4,
+    element_traffic=0.84,
+)
+_MEGATRON_DEEPSPEED_2022 = replace(
+    _MEGATRON_2021,
+    name="megatron_deepspeed_2022",
+    fitted_on="BigScience, the tables of 2022-02-20 and of the 48-node contenders, kernels as megatron_2021",
+    validated_on="BigScience, the later tables",
+    errors=(-0.20, 0.14),
+    launch_s_per_block_pass=3e-4,
+    link_share=0.293,
+)
+_MEGATRON = Software(
+    "megatron",
+    fitted_on="nothing of its own, kernels as fsdp and links as megatron_2021",
+    validated_on="nanotron on 8 to 512 H100, recomputation not stated",
+    errors=(-0.64, 0.33),
+    gradient_overlap=0.5,
+    selective_share=0.0,
+    sequence_parallel=True,
+)
+_NANOTRON = replace(
+    _MEGATRON,
+    name="nanotron",
+    fitted_on="nothing of its own, as megatron with gradients in fp32 and stages cut by cost",
+    gradient_bytes=4,
+    gradient_overlap=0.0,
+    balanced_stages=True,
+)
+_DEEPSPEED_2021 = replace(
+    _MEGATRON_2021,
+    name="deepspeed_2021",
+    fitted_on="fixed costs read from Megatron-LM SC21, table 2 (175B and 530B, ZeRO-3 on 384 to 2,240 GPUs)",
+    validated_on="BigScience on V100 with ZeRO-3, whose authors warn of 40 % noise by the network",
+    errors=(-0.76, -0.22),
+    network_share=0.24,
+    hop_latency_s=1.6e-5,
+    collectives_per_block=4.0,
+    zero_overlap=0.0,
+)
+_DEEPSPEED_2022 = replace(
+    _MEGATRON_2021,
+    name="deepspeed_2022",
+    fitted_on="DeepSpeed on Azure, 175B at 512 tokens, kernels as megatron_2021",
+    validated_on="DeepSpeed on Azure, 175B at 1,024 tokens, 530B, 1T and 2T",
+    errors=(-0.20, 0.06),
+    matrix_share=0.878,
+    network_share=0.632,
+    hop_latency_s=1.16e-5,
+    collectives_per_block=4.0,
+    zero_overlap=0.309,
+)
+_DEEPSPEED = replace(
+    _FSDP,
+    name="deepspeed",
+    fitted_on="DeepSpeed's example of low-precision states (host work), kernels as fsdp, network as deepspeed_2022",
+    validated_on="",
+    errors=(-0.25, 0.3),
+    matrix_share=0.878,
+    network_share=0.632,
+    hop_latency_s=1.16e-5,
+    zero_overlap=0.5,
+    launch_s_per_block_pass=0.0,
+    host_s_per_block_pass=4.4e-3,
+)
+_DEEPSPEED_LEAF_BLOCKS = replace(
+    _DEEPSPEED,
+    name="deepspeed_leaf_blocks",
+    fitted_on="nothing of its own, as deepspeed with a quarter of its host work, since a block is gathered as one module",
+    host_s_per_block_pass=1.1e-3,
+)
+SOFTWARE: dict[str, Software] = {
+    software.name: software
+    for software in (
+        _FSDP,
+        _FSDP_COMPILED,
+        _MEGATRON_2021,
+        _MEGATRON_DEEPSPEED_2022,
+        _MEGATRON,
+        _NANOTRON,
+        _DEEPSPEED_2021,
+        _DEEPSPEED_2022,
+        _DEEPSPEED,
+        _DEEPSPEED_LEAF_BLOCKS,
+    )
+}

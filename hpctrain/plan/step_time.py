@@ -1,0 +1,163 @@
+"""Predicted time of one optimizer step, part by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpctrain.config.schema import ActivationCheckpointing, HardwareConfig, ParallelismConfig, Precision
+from hpctrain.errors import ConfigError
+from hpctrain.plan.devices import find_device
+from hpctrain.plan.flop_conventions import utilisation
+from hpctrain.plan.flops import StepFlops
+from hpctrain.plan.layout import Batch, Layout
+from hpctrain.plan.memory import BYTES_PER_ELEMENT
+from hpctrain.plan.model_shape import ModelShape
+from hpctrain.plan.software import SOFTWARE, SUSTAINED, Software
+from hpctrain.plan.step_parts import Machine, Setup, step_parts
+
+OWN_SOFTWARE = "deepspeed_leaf_blocks"
+"""The generation that the worker runs on: it gives DeepSpeed each block as a leaf module."""
+
+
+@dataclass(frozen=True)
+class StepPrediction:
+    """A prediction, never a measurement."""
+
+    step_time_s: float
+    parts_s: dict[str, float]
+    """Seconds by part; parts that overlap are counted as far as they are exposed, so that the sum is ``step_time_s``."""
+    tokens_per_s: float
+    tflops_per_gpu: dict[str, float]
+    """1e12 FLOP/s by FLOP convention (model, hardware, megatron)."""
+    mfu: float | None
+    bound_by: str
+    """The largest part."""
+    low_s: float
+    high_s: float
+    """Between these the validation rows lie that were not used for fitting; see ``uncertainty``."""
+    uncertainty: str
+    """Where the constants were fitted, and how far off the prediction was on rows that were not."""
+
+
+def predict_step(
+    shape: ModelShape,
+    layout: Layout,
+    batch: Batch,
+    parallelism: ParallelismConfig,
+    hardware: HardwareConfig,
+    precision: Precision,
+    checkpointing: ActivationCheckpointing,
+    flops: StepFlops,
+) -> tuple[StepPrediction | None, str]:
+    """The prediction for a run of our own worker, or None and what the hardware does not state.
+
+    Args:
+        shape: the model.
+        layout: nodes and GPUs; all ranks are data-parallel.
+        batch: the solved batch.
+        parallelism: ZeRO stage and offload.
+        hardware: rates and links; what a part needs must be stated.
+        precision: of the matrix products.
+        checkpointing: none or full.
+        flops: of the same step, for the rates.
+    """
+    gap = prediction_gap(layout, parallelism, hardware, precision)
+    if gap:
+        return None, gap
+    setup = Setup(
+        shape=shape,
+        seq_len=batch.seq_len,
+        micro_batch_size=batch.micro_batch_size,
+        num_micro_steps=batch.gradient_accumulation_steps,
+        num_gpus=layout.world_size,
+        zero_stage=parallelism.zero_stage,
+        recomputation=checkpointing,
+        offload_optimizer=parallelism.offload_optimizer == "cpu",
+        offload_param=parallelism.offload_param == "cpu",
+        live_parameters=min(parallelism.max_live_parameters, parallelism.max_reuse_distance),
+        bytes_per_element=BYTES_PER_ELEMENT[precision],
+    )
+    software = SOFTWARE[OWN_SOFTWARE]
+    parts = step_parts(setup, _machine(hardware, precision), software)
+    step_time_s = sum(parts.values())
+    low_s, high_s = time_range_s(step_time_s, software)
+    peak = hardware.peak_tflops.get(precision)
+    mfu = None if peak is None else utilisation(flops.model_flops, step_time_s, layout.world_size, peak)
+    prediction = StepPrediction(
+        step_time_s=step_time_s,
+        parts_s=parts,
+        tokens_per_s=batch.tokens_per_step / step_time_s,
+        tflops_per_gpu=flops.per_gpu_tflops(step_time_s, layout.world_size),
+        mfu=mfu,
+        bound_by=max(parts, key=lambda name: parts[name]),
+        low_s=low_s,
+        high_s=high_s,
+        uncertainty=uncertainty_text(software),
+    )
+    return prediction, ""
+
+
+def prediction_gap(
+    layout: Layout, parallelism: ParallelismConfig, hardware: HardwareConfig, precision: Precision
+) -> str:
+    """What keeps a step from being predicted, in words; empty: nothing."""
+    if hardware.device != "cuda":
+        return f"hardware={hardware.name} has device={hardware.device}: step times are predicted for GPUs"
+    wanted: dict[str, object] = {
+        f"achievable_tflops.{precision}": hardware.achievable_tflops.get(precision),
+        "gpu_memory_gb_per_s": hardware.gpu_memory_gb_per_s,
+    }
+    if layout.gpus_per_node > 1:
+        wanted["intra_node_gb_per_s"] = hardware.intra_node_gb_per_s
+    if layout.num_nodes > 1:
+        wanted["inter_node_gb_per_s"] = hardware.inter_node_gb_per_s
+    if "cpu" in (parallelism.offload_optimizer, parallelism.offload_param):
+        wanted["host_link_gb_per_s"] = hardware.host_link_gb_per_s
+    if parallelism.offload_optimizer == "cpu":
+        wanted["host_memory_gb_per_s"] = hardware.host_memory_gb_per_s
+    missing = [f"hardware.{name}" for name, value in wanted.items() if value is None]
+    return f"hardware={hardware.name} does not state {', '.join(missing)}" if missing else ""
+
+
+def _machine(hardware: HardwareConfig, precision: Precision) -> Machine:
+    matrix, attention = SUSTAINED.get(_family(hardware.gpu), (1.0, 1.0))
+    return Machine(
+        gpus_per_node=hardware.gpus_per_node,
+        achievable_tflops=hardware.achievable_tflops[precision],
+        memory_gb_per_s=hardware.gpu_memory_gb_per_s or 0.0,
+        link_gb_per_s=hardware.intra_node_gb_per_s or 0.0,
+        network_gb_per_s=hardware.inter_node_gb_per_s,
+        host_link_gb_per_s=hardware.host_link_gb_per_s,
+        host_memory_gb_per_s=hardware.host_memory_gb_per_s,
+        sustained_matrix=matrix,
+        sustained_attention=attention,
+    )
+
+
+def _family(gpu: str) -> str:
+    """The GPU's generation; a site may state rates of a GPU that the device table lacks, which is then its own family."""
+    try:
+        return find_device(gpu).name.split("-")[0]
+    except ConfigError:
+        return gpu
+
+
+def time_range_s(step_time_s: float, software: Software) -> tuple[float, float]:
+    """Seconds between which the measured step lies, if the errors are those of the validation rows.
+
+    >>> low_s, high_s = time_range_s(10.0, SOFTWARE["deepspeed"])
+    >>> round(low_s, 2), round(high_s, 2)
+    (7.69, 13.33)
+    """
+    lowest, highest = software.errors
+    return step_time_s / (1 + highest), step_time_s / (1 + lowest)
+
+
+def uncertainty_text(software: Software) -> str:
+    """One sentence: fitted where, off by how much where."""
+    lowest, highest = software.errors
+    if not software.validated_on:
+        off = f"no published row to check them, {lowest:+.0%} to {highest:+.0%} assumed"
+    else:
+        off = f"{lowest:+.0%} to {highest:+.0%} off on {software.validated_on}"
+    return f"constants of {software.name} fitted on {software.fitted_on}; {off}"

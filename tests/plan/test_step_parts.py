@@ -1,0 +1,216 @@
+"""The parts of a step: each against numbers worked by hand, with software that loses nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hpctrain.plan.flops import step_flops
+from hpctrain.plan.plain_shape import plain_shape
+from hpctrain.plan.software import HALF_RATE_DEPTH, HALF_RATE_OUTPUTS, SOFTWARE, UNALIGNED_SHARE
+from hpctrain.plan.step_parts import Machine, Setup, block_efficiency, product_efficiency, step_parts
+
+SHAPE = plain_shape(32, 4096, 32000, num_heads=32)
+MACHINE = Machine(
+    gpus_per_node=8,
+    achievable_tflops=200,
+    memory_gb_per_s=2000,
+    link_gb_per_s=300,
+    network_gb_per_s=200,
+    host_link_gb_per_s=25,
+    host_memory_gb_per_s=400,
+)
+LOSSLESS = replace(
+    SOFTWARE["megatron_2021"],
+    attention_share=1.0,
+    element_traffic=1.0,
+    launch_s_per_block_pass=0.0,
+    link_share=1.0,
+    network_share=1.0,
+    hop_latency_s=0.0,
+    zero_overlap=0.0,
+)
+
+
+def parts_of(software: Any = LOSSLESS, machine: Machine = MACHINE, **changes: Any) -> dict[str, float]:
+    values: dict[str, Any] = {"seq_len": 2048, "micro_batch_size": 4, "num_micro_steps": 1, "num_gpus": 1, **changes}
+    return step_parts(Setup(SHAPE, **values), machine, software)
+
+
+def test_matrix_work_is_flops_over_the_rate() -> None:
+    # All products but attention's: 3 x (24·h² a token and block, 2·h·V a token), 8,192 tokens, at 200 TFLOP/s.
+    blocks = 3 * 32 * 24 * 4096**2 * 8192 / 200e12
+    logits = 3 * 2 * 4096 * 32000 * 8192 / 200e12
+    outputs = 8192 * 4096
+    blocks_share = outputs / (outputs + HALF_RATE_OUTPUTS) * 4096 / (4096 + HALF_RATE_DEPTH)
+    outputs = 8192 * 32000
+    logits_share = outputs / (outputs + HALF_RATE_OUTPUTS) * 4096 / (4096 + HALF_RATE_DEPTH)
+    assert parts_of()["matrix work"] == pytest.approx(blocks / blocks_share + logits / logits_share)
+
+
+def test_no_rate_is_above_the_achievable_one() -> None:
+    for software in SOFTWARE.values():
+        parts = parts_of(software)
+        flops = step_flops(SHAPE, 2048, 4, "none", zero_stage=3).model_flops
+        assert flops / sum(parts.values()) < 200e12, software.name
+
+
+def test_attention_in_memory_and_fused() -> None:
+    # Scores and values: 4·s²·h a sequence and block, 3 passes, 4 sequences, 32 blocks.
+    flops = 3 * 4 * 2048**2 * 4096 * 4 * 32
+    scores = 3 * 32 * 2048**2 * 4 * 32
+    assert parts_of()["attention"] == pytest.approx(flops / 200e12 + 13 * scores / 2000e9)
+    # Fused: half of the scores; forward once, backward 2.5 times.
+    fused = replace(LOSSLESS, fused_attention=True)
+    assert parts_of(fused)["attention"] == pytest.approx(flops / 3 / 2 * 3.5 / 200e12)
+    assert parts_of(fused, recomputation="full")["attention"] == pytest.approx(flops / 3 / 2 * 4.5 / 200e12)
+
+
+@pytest.mark.parametrize(
+    ("recomputation", "share", "expected"),
+    [("none", 0.5, 3), ("selective", 0.0, 3), ("selective", 0.5, 3.5), ("full", 0.5, 4)],
+)
+def test_recomputation_runs_blocks_again_and_not_the_logits(recomputation: Any, share: float, expected: float) -> None:
+    software = replace(LOSSLESS, selective_share=share)
+    none, again = parts_of(software), parts_of(software, recomputation=recomputation)
+    logits = 6 * 4096 * 32000 * 8192 / 200e12 / product_efficiency(8192 * 32000, 4096)
+    blocks = none["matrix work"] - logits
+    assert again["matrix work"] == pytest.approx(blocks * expected / 3 + logits)
+
+
+def test_small_and_unaligned_products_are_slow() -> None:
+    assert product_efficiency(HALF_RATE_OUTPUTS, 1e9) == pytest.approx(0.5, abs=1e-3)
+    assert product_efficiency(1e15, HALF_RATE_DEPTH) == pytest.approx(0.5, abs=1e-3)
+    # 14,400 over 8 tensor ranks is 1,800, which 64 does not divide; 13,824 gives 1,728 = 27 x 64.
+    wide, aligned = (Setup(plain_shape(80, h, 51200), 2048, 1, 1, 8, tensor_degree=8) for h in (14400, 13824))
+    assert block_efficiency(wide) / block_efficiency(aligned) == pytest.approx(UNALIGNED_SHARE, rel=0.05)
+
+
+def test_tensor_parallel_all_reduces_by_hand() -> None:
+    # 4 all-reduces a block of 8192 x 4096 x 2 bytes over 8 GPUs: 2·7/8 of that at 300 GB/s; 6 with full recomputation.
+    one = 2 * 7 / 8 * 8192 * 4096 * 2 / 300e9
+    parts = parts_of(num_gpus=8, tensor_degree=8)
+    assert parts["tensor-parallel all-reduce"] == pytest.approx(32 * 4 * one)
+    parts = parts_of(num_gpus=8, tensor_degree=8, recomputation="full", num_micro_steps=3)
+    assert parts["tensor-parallel all-reduce"] == pytest.approx(3 * 32 * 6 * one)
+
+
+def test_sequence_parallel_exchange_by_hand() -> None:
+    # A share of 1,024 tokens a rank; queries, keys, values, result of 4,096 in 16 bits: 7/8 of that leaves over 300 GB/s.
+    one = 7 / 8 * (8192 / 8) * 4 * 4096 * 2 / 300e9
+    parts = parts_of(num_gpus=8, sequence_degree=8)
+    assert parts["sequence-parallel exchange"] == pytest.approx(2 * 32 * one)
+    assert parts["attention"] == pytest.approx(parts_of()["attention"] / 8)
+    again = parts_of(num_gpus=8, sequence_degree=8, recomputation="full")
+    assert again["sequence-parallel exchange"] == pytest.approx(3 * 32 * one)
+
+
+def test_pipeline_bubble_by_hand() -> None:
+    parts = parts_of(num_gpus=8, pipeline_degree=8, num_micro_steps=16)
+    busy = sum(parts[name] for name in ("matrix work", "attention", "element-wise work"))
+    assert parts["pipeline bubble"] == pytest.approx(busy * 7 / 16)
+    interleaved = parts_of(num_gpus=8, pipeline_degree=8, num_micro_steps=16, virtual_stages=2)
+    assert interleaved["pipeline bubble"] == pytest.approx(busy * 7 / 32)
+
+
+def test_the_last_pipeline_rank_has_the_logits_on_top() -> None:
+    # 4 blocks a rank of 8; cut by cost, the logits are spread.
+    logits = 6 * 4096 * 32000 * 8192 / 200e12 / product_efficiency(8192 * 32000, 4096)
+    even = parts_of(num_gpus=8, pipeline_degree=8)["matrix work"]
+    by_cost = parts_of(replace(LOSSLESS, balanced_stages=True), num_gpus=8, pipeline_degree=8)["matrix work"]
+    assert even - by_cost == pytest.approx(logits * 7 / 8)
+
+
+def test_zero_3_gathers_twice_and_reduces_once_a_micro_step() -> None:
+    # 32 GPUs on 4 nodes: 3/4 of all parameters in 16 bits through 200 GB/s, each time.
+    once = 0.75 * SHAPE.num_parameters * 2 / 200e9
+    parts = parts_of(num_gpus=32, zero_stage=3, num_micro_steps=2)
+    assert parts["parameter gathers"] == pytest.approx(2 * 2 * once)
+    assert parts["gradient reduce-scatter"] == pytest.approx(2 * once)
+    hidden = parts_of(replace(LOSSLESS, zero_overlap=0.5), num_gpus=32, zero_stage=3)
+    compute = sum(hidden[name] for name in ("matrix work", "attention", "element-wise work"))
+    exposed = hidden["parameter gathers"] + hidden["gradient reduce-scatter"]
+    assert exposed == pytest.approx(3 * once - 0.5 * min(compute, 3 * once))
+
+
+def test_blocks_larger_than_what_may_stay_are_not_fetched_ahead() -> None:
+    software = replace(LOSSLESS, zero_overlap=0.5)
+    free, bound = (
+        parts_of(software, num_gpus=32, zero_stage=3, live_parameters=live)["parameter gathers"] for live in (1e9, 1e8)
+    )
+    assert SHAPE.block_parameters > 1e8
+    assert bound == pytest.approx(2 * 0.75 * SHAPE.num_parameters * 2 / 200e9)
+    assert free < bound
+
+
+@pytest.mark.parametrize(("stage", "times"), [(0, 2), (1, 2), (2, 4)])
+def test_below_stage_3(stage: int, times: float) -> None:
+    """Once reduced and once gathered a step; stage 2 reduces in each of three micro steps."""
+    once = 0.75 * SHAPE.num_parameters * 2 / 200e9
+    parts = parts_of(num_gpus=32, zero_stage=stage, num_micro_steps=3)
+    assert parts["gradient reduction"] == pytest.approx(times * once)
+    assert "parameter gathers" not in parts
+
+
+def test_sharded_within_the_node_only_gradients_cross_it() -> None:
+    # Inside: 7/8 of the parameters over 300 GB/s. Across 4 nodes: an eighth of the gradients, all-reduced by each rank through
+    # its eighth of the adapters.
+    parts = parts_of(num_gpus=32, zero_stage=3, shard_within_node=True)
+    size = SHAPE.num_parameters * 2
+    inside = 7 / 8 * size / 300e9
+    across = 2 * 0.75 * (size / 8) / (200e9 / 8)
+    assert parts["parameter gathers"] == pytest.approx(2 * inside)
+    assert parts["gradient reduce-scatter"] == pytest.approx(inside + across)
+
+
+def test_optimizer_on_the_gpu_and_on_the_cpu() -> None:
+    held = SHAPE.num_parameters / 8
+    gpu = parts_of(num_gpus=8, zero_stage=3)
+    assert gpu["optimizer"] == pytest.approx(held * 30 / (2000e9 * 0.8))
+    cpu = parts_of(num_gpus=8, zero_stage=3, offload_optimizer=True)
+    # All eight ranks of the node share its memory's 400 GB/s, of which 0.6 can be used.
+    assert cpu["optimizer on the CPU"] == pytest.approx(SHAPE.num_parameters * 30 / (400e9 * 0.6))
+    assert "optimizer" not in cpu
+
+
+def test_host_link_as_far_as_compute_does_not_hide_it() -> None:
+    held = SHAPE.num_parameters / 8 * 2
+    tight = replace(LOSSLESS, host_overlap=0.0)
+    # Gradients out and updated parameters in; with parameters there too, these come in twice more.
+    assert parts_of(tight, num_gpus=8, zero_stage=3, offload_optimizer=True)["host link"] == pytest.approx(
+        2 * held / 25e9
+    )
+    both = parts_of(tight, num_gpus=8, zero_stage=3, offload_optimizer=True, offload_param=True)
+    assert both["host link"] == pytest.approx(4 * held / 25e9)
+    # 32 block inputs of 8192 x 4096 x 2 bytes, out and in.
+    activations = parts_of(tight, offload_activations=True)["host link"]
+    assert activations == pytest.approx(2 * 32 * 8192 * 4096 * 2 / 25e9)
+    assert parts_of(offload_activations=True).get("host link", 0.0) < activations
+
+
+def test_host_behind_the_gpu() -> None:
+    slow = replace(LOSSLESS, host_s_per_block_pass=0.1)
+    parts = parts_of(slow)
+    gpu = sum(parts[name] for name in ("matrix work", "attention", "element-wise work"))
+    assert parts["host behind the GPU"] == pytest.approx(32 * 3 * 0.1 - gpu)
+    assert "host behind the GPU" not in parts_of(replace(LOSSLESS, host_s_per_block_pass=1e-6))
+
+
+@pytest.mark.parametrize(
+    "slower",
+    [
+        pytest.param(replace(MACHINE, achievable_tflops=100), id="matmul"),
+        pytest.param(replace(MACHINE, memory_gb_per_s=1000), id="memory"),
+        pytest.param(replace(MACHINE, network_gb_per_s=100), id="network"),
+        pytest.param(replace(MACHINE, sustained_matrix=0.5), id="matrix-under-load"),
+        pytest.param(replace(MACHINE, sustained_attention=0.5), id="attention-under-load"),
+    ],
+)
+def test_slower_gpus_and_links_give_longer_steps(slower: Machine) -> None:
+    base, longer = (
+        sum(parts_of(machine=machine, num_gpus=64, zero_stage=3, recomputation="full").values())
+        for machine in (MACHINE, slower)
+    )
+    assert longer > base
