@@ -1,22 +1,28 @@
-"""Run folders to tidy frames: ``runs`` (a row each, whatever its state), ``steps`` and ``attempts``."""
+"""Run folders, and logs of other systems, to tidy frames: ``runs`` (a row each, whatever its state), ``steps``, ``attempts``."""
 
 from __future__ import annotations
 
-import dataclasses
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pandas as pd
 
-from hpctrain.analysis.steady import mark_steps
-from hpctrain.analysis.summary import RunData, RunSummary, summarise
+from hpctrain.analysis.logs.log_files import find_logs, load_logs
+from hpctrain.analysis.node_files import SAMPLE_DTYPES, read_samples
+from hpctrain.analysis.run_row import RunData, RunSummary
+from hpctrain.analysis.steady import mark_columns
+from hpctrain.analysis.step_files import NO_STEPS, read_steps
+from hpctrain.analysis.summary import summarise
+from hpctrain.analysis.validity import fastest_step_s, plan_problem
 from hpctrain.errors import RecordError
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.reader import StepsFile, find_runs, read_attempts, read_plan
-from hpctrain.record.schema import AttemptRecord, StepRecord
+from hpctrain.record.reader import read_each_attempt, read_plan, search_runs
+from hpctrain.record.schema import AttemptRecord
 
 _DTYPES = {str: "string", int: "Int64", float: "Float64", bool: "boolean"}
 
@@ -43,6 +49,8 @@ STEP_DTYPES: dict[str, str] = {
     "superseded": "bool",
     "warm_up": "bool",
     "dead": "bool",
+    "rejected": "bool",
+    "outlier": "bool",
     "steady": "bool",
 }
 ATTEMPT_DTYPES: dict[str, str] = {
@@ -66,86 +74,166 @@ ATTEMPT_DTYPES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Frames:
-    """Any number of runs; ``folder`` joins the three frames."""
+    """Any number of runs; ``folder`` joins the four frames."""
 
     runs: pd.DataFrame
     steps: pd.DataFrame
     attempts: pd.DataFrame
+    samples: pd.DataFrame
+    """Telemetry, a row a look at a node; the GPU columns are NA on a node without GPUs."""
     problems: tuple[str, ...] = ()
-    """Places in which no run was found."""
+    """Places in which no run was found, folders that could not be opened, and damaged telemetry."""
 
     def steps_of(self, folder: str) -> pd.DataFrame:
         """The marked steps of one run."""
         return self.steps[self.steps["folder"] == folder]
 
 
-def load_frames(roots: Iterable[Path]) -> Frames:
-    """All runs at or below the roots, each once; a root without runs is listed in ``problems``."""
-    found: dict[Path, RunPaths] = {}
+@dataclass(frozen=True)
+class RunFrames:
+    """One run, ready to be joined with others."""
+
+    summary: RunSummary
+    steps: pd.DataFrame | None = None
+    attempts: tuple[AttemptRecord, ...] = ()
+    samples: pd.DataFrame | None = None
+    problems: tuple[str, ...] = ()
+
+
+def load_frames(roots: Iterable[Path], *, steps: bool = True, samples: bool = True) -> Frames:
+    """All runs at or below the roots, each once; a root without any is listed in ``problems``.
+
+    Args:
+        roots: run folders, logs of other systems, or folders above them.
+        steps: False: the frame ``steps`` stays empty, so that memory does not grow with the length of runs.
+        samples: False: telemetry is not read.
+    """
+    places = find_sources(roots)
+    # Reading files and most of the work on columns run outside Python's lock.
+    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        loaded = list(pool.map(lambda run: _load_run(run, steps, samples), places.runs))
+    logs = load_logs(places.logs)
+    loaded += [RunFrames(run.summary, run.steps if steps and len(run.steps) else None) for run in logs.runs]
+    return join_frames(loaded, [*places.problems, *logs.problems])
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where runs are told of, each place once."""
+
+    runs: tuple[RunPaths, ...]
+    logs: tuple[Path, ...]
+    problems: tuple[str, ...]
+    """Roots without either, and folders that could not be opened."""
+
+
+def find_sources(roots: Iterable[Path]) -> Sources:
+    """Run folders and logs of other systems at or below the roots, in their order."""
+    runs: dict[Path, RunPaths] = {}
+    logs: dict[Path, Path] = {}
     problems = []
     for root in roots:
-        try:
-            runs = find_runs(root)
-        except RecordError as error:
-            problems.append(str(error))
-            continue
-        if not runs:
-            problems.append(f"{root}: no run here; a run folder holds plan.json")
-        found |= {run.root.resolve(): run for run in runs}
-    return build_frames([read_run(run) for run in found.values()], problems)
+        found: list[RunPaths] = []
+        if not os.path.isfile(root):  # unlike Path.is_file no error where it may not be looked at
+            try:
+                found, not_opened = search_runs(root)
+            except RecordError as error:
+                problems.append(str(error))
+                continue
+            problems += not_opened
+        inside = {run.root.resolve(): run for run in found}
+        found_logs = {path.resolve(): path for path in find_logs(root, inside)}
+        if not inside and not found_logs:
+            problems.append(
+                f"{root}: no run here; a run folder holds plan.json, a log of another system ends in .log, .out, .err or .txt"
+            )
+        runs |= inside
+        logs |= found_logs
+    return Sources(tuple(runs.values()), tuple(logs.values()), tuple(problems))
+
+
+def _load_run(run: RunPaths, with_steps: bool, with_samples: bool) -> RunFrames:
+    data = read_run(run)
+    summary = summarise(data)
+    table, problems = read_samples(run) if with_samples else (None, ())
+    return RunFrames(
+        summary=summary,
+        steps=data.steps if with_steps and len(data.columns["step"]) else None,
+        attempts=data.attempts,
+        samples=table if table is not None and len(table) else None,
+        problems=problems,
+    )
 
 
 def read_run(run: RunPaths) -> RunData:
     """One run folder; each file is read on its own, and what is wrong with one is told in ``problem``."""
     problems = []
     plan: RunPlan | None = None
-    attempts: list[AttemptRecord] = []
-    records: list[StepRecord] = []
-    file = StepsFile(run.steps)
     try:
         plan = read_plan(run)
+        unusable = plan_problem(plan)
+        if unusable:
+            problems.append(f"{run.plan}: {unusable}")
+            plan = None
     except RecordError as error:
         problems.append(str(error))
+    files = read_each_attempt(run)
+    problems += files.problems
     try:
-        attempts = read_attempts(run)
-    except RecordError as error:
-        problems.append(str(error))
-    try:
-        records.extend(file.new_records())
+        lines = read_steps(run.steps)
     except OSError as error:
         problems.append(f"{run.steps}: {error.strerror}")
-    rows = [vars(record) for record in records]
+        lines = NO_STEPS
     return RunData(
-        folder=str(run.root),
+        folder=path_text(run.root),
         plan=plan,
-        attempts=tuple(attempts),
-        steps=mark_steps(_frame(rows, RECORDED_STEP_DTYPES)),
-        damaged_lines=file.damaged_lines,
+        attempts=files.attempts,
+        columns=mark_columns(lines.columns, 0.0 if plan is None else fastest_step_s(plan, files.attempts)),
+        damaged_lines=lines.damaged_lines,
         problem="; ".join(problems),
+        num_lines=lines.num_lines,
+        first_damage=lines.first_damage,
+        all_attempts_are_known=not files.problems,
+        last_attempt_is_known=files.last_is_known,
     )
 
 
-def build_frames(runs: Sequence[RunData], problems: Sequence[str] = ()) -> Frames:
-    """The frames of runs that were read."""
-    summaries = [summarise(data) for data in runs]
+def path_text(path: Path) -> str:
+    """The path as text that can be printed and kept, whatever bytes its name is made of.
+
+    >>> path_text(Path("runs") / os.fsdecode(b"caf\\xe9"))
+    'runs/caf\\\\xe9'
+    """
+    return os.fsencode(path).decode("utf-8", errors="backslashreplace")
+
+
+def join_frames(runs: Sequence[RunFrames], problems: Sequence[str] = ()) -> Frames:
+    """The frames of runs that were read, in their order."""
     attempts = [
-        {"run": summary.run, "folder": summary.folder, "num_nodes": len(attempt.nodes), **dataclasses.asdict(attempt)}
-        for data, summary in zip(runs, summaries, strict=True)
-        for attempt in data.attempts
-    ]
-    steps = [
-        data.steps.assign(folder=summary.folder, run=summary.run)
-        for data, summary in zip(runs, summaries, strict=True)
-        if len(data.steps)
+        {"run": run.summary.run, "folder": run.summary.folder, "num_nodes": len(attempt.nodes), **vars(attempt)}
+        for run in runs
+        for attempt in run.attempts
     ]
     return Frames(
-        runs=_frame([dataclasses.asdict(summary) for summary in summaries], RUN_DTYPES),
-        steps=pd.concat(steps, ignore_index=True)[list(STEP_DTYPES)].astype(STEP_DTYPES)
-        if steps
-        else _frame([], STEP_DTYPES),
+        runs=runs_frame(run.summary for run in runs),
+        steps=_joined([(run.summary, run.steps) for run in runs], STEP_DTYPES),
         attempts=_frame(attempts, ATTEMPT_DTYPES),
-        problems=tuple(problems),
+        samples=_joined([(run.summary, run.samples) for run in runs], SAMPLE_DTYPES),
+        problems=(*problems, *(problem for run in runs for problem in run.problems)),
     )
+
+
+def runs_frame(summaries: Iterable[RunSummary]) -> pd.DataFrame:
+    """The frame ``runs``, a row a summary; ``run_summaries`` gives them back."""
+    return _frame([vars(summary) for summary in summaries], RUN_DTYPES)
+
+
+def _joined(tables: Iterable[tuple[RunSummary, pd.DataFrame | None]], dtypes: dict[str, str]) -> pd.DataFrame:
+    """The tables below each other, each row with its run."""
+    parts = [table.assign(folder=row.folder, run=row.run) for row, table in tables if table is not None]
+    if not parts:
+        return _frame([], dtypes)
+    return pd.concat(parts, ignore_index=True)[list(dtypes)].astype(dtypes)
 
 
 def run_summaries(runs: pd.DataFrame) -> list[RunSummary]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from hpctrain.analysis.printed_rates import tflops_contradictions
 from hpctrain.analysis.summary import rank_word
 from hpctrain.units import short_count
 
@@ -34,6 +35,17 @@ KIND_KEYS: dict[ScalingKind, tuple[str, ...]] = {
 }
 """What else stays equal: strong scaling keeps the whole batch, weak scaling the batch of each GPU."""
 
+IDENTITY = ("model", "num_parameters")
+"""One of them must be known."""
+
+MUST_BE_KNOWN: dict[ScalingKind, tuple[str, ...]] = {
+    kind: ("seq_len", "gpus", "tokens_per_s", *keys) for kind, keys in KIND_KEYS.items()
+}
+"""A run of which one of these is not known is compared with none: two unknown models or batches are not equal."""
+
+SYSTEM = "source"
+"""Who wrote the records. Other unknown values are equal only where this is the same too."""
+
 _SPLIT = ["micro_batch_size", "gradient_accumulation_steps"]
 _POINT_COLUMNS = ["gpus", "nodes", *_SPLIT, "global_batch_size", "num_runs", "tokens_per_s", "tokens_per_s_per_gpu"]
 
@@ -51,7 +63,9 @@ class Scaling:
     left_out: tuple[str, ...]
     """Runs that are not valid, each with its reason."""
     messages: tuple[str, ...]
-    """Groups without an efficiency, and batch splits that do not count."""
+    """Groups without an efficiency, batch splits that do not count, and runs of which too little is known."""
+    contradictions: tuple[str, ...] = ()
+    """Valid runs whose printed TFLOP/s and whose tokens/s cannot both be true, see ``tflops_contradictions``."""
 
 
 def scaling_efficiency(runs: pd.DataFrame, kind: ScalingKind, base_gpus: int | None = None) -> Scaling:
@@ -68,11 +82,12 @@ def scaling_efficiency(runs: pd.DataFrame, kind: ScalingKind, base_gpus: int | N
     left_out = [
         f"{run}: {reason}" for run, reason in runs.loc[~runs["valid"], ["run", "reason"]].itertuples(index=False)
     ]
-    keys = [*COMPARABLE, *KIND_KEYS[kind]]
     valid = runs[runs["valid"]]
-    members = [group for _, group in valid.groupby(keys, dropna=False)]
-    groups = pd.concat([group[keys].head(1) for group in members]) if members else valid[keys]
-    tables, messages = [], []
+    known, messages = _known(valid, kind)
+    keys = [*([SYSTEM] if SYSTEM in runs else []), *COMPARABLE, *KIND_KEYS[kind]]
+    members = [group for _, group in known.groupby(keys, dropna=False)]
+    groups = pd.concat([group[keys].head(1) for group in members]) if members else known[keys]
+    tables = []
     for label, group in zip(group_labels(groups), members, strict=True):
         ranks = f"{rank_word(group['device'].iloc[0])}s"
         points, slower = _points(group, ranks)
@@ -83,7 +98,19 @@ def scaling_efficiency(runs: pd.DataFrame, kind: ScalingKind, base_gpus: int | N
     columns = ["group", *COMPARABLE, *_POINT_COLUMNS, "base_gpus", "efficiency"]
     table = pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
     table = table.astype({"base_gpus": "Int64", "efficiency": "Float64"})
-    return Scaling(kind, table, common_text(groups), tuple(left_out), tuple(messages))
+    return Scaling(kind, table, common_text(groups), tuple(left_out), tuple(messages), tflops_contradictions(valid))
+
+
+def _known(runs: pd.DataFrame, kind: ScalingKind) -> tuple[pd.DataFrame, list[str]]:
+    """The runs of which enough is known to be compared, and a text for the others by what they lack."""
+    lacking = runs[list(MUST_BE_KNOWN[kind])].isna()
+    lacking.insert(0, " and ".join(IDENTITY), runs[list(IDENTITY)].isna().all(axis=1))
+    names: dict[str, list[str]] = {}
+    for run, flags in zip(runs["run"], lacking.to_numpy(dtype=bool), strict=True):
+        if flags.any():
+            names.setdefault(", ".join(lacking.columns[flags]), []).append(str(run))
+    texts = [f"{what} not known, so compared with no other run: {', '.join(which)}" for what, which in names.items()]
+    return runs[~lacking.any(axis=1)], texts
 
 
 def _points(runs: pd.DataFrame, ranks: str) -> tuple[pd.DataFrame, list[str]]:
@@ -135,7 +162,7 @@ _WORDS = {
     "micro_batch_size": "micro batch {}",
     "gradient_accumulation_steps": "accumulation {}",
 }
-_DETAILS = ("num_parameters", "zero_stage", "zero_settings")
+_DETAILS = (SYSTEM, "num_parameters", "zero_stage", "zero_settings")
 """Told only where two groups would read the same without."""
 
 
@@ -143,10 +170,11 @@ def group_labels(groups: pd.DataFrame) -> list[str]:
     """A name for each row: the values in which the rows differ, or the model where there is one row only."""
     differing = [column for column in _WORDS if column in groups and groups[column].nunique(dropna=False) > 1]
     texts = [
-        [_WORDS[column].format(row[column]) for column in differing] or [str(row["model"])]
+        [f"{column} not known" if pd.isna(row[column]) else _WORDS[column].format(row[column]) for column in differing]
+        or [_model_name(row)]
         for row in groups.to_dict("records")
     ]
-    for column in _DETAILS:
+    for column in (detail for detail in _DETAILS if detail in groups):
         details = _detail_texts(groups[column].tolist(), column)
         names = [", ".join(parts) for parts in texts]
         ambiguous = {name for name in names if len({d for n, d in zip(names, details, strict=True) if n == name}) > 1}
@@ -156,12 +184,18 @@ def group_labels(groups: pd.DataFrame) -> list[str]:
     return [", ".join(parts) for parts in texts]
 
 
+def _model_name(row: dict[Any, Any]) -> str:
+    return f"{short_count(row['num_parameters'])} parameters" if pd.isna(row["model"]) else str(row["model"])
+
+
 def _detail_texts(values: list[Any], column: str) -> list[str]:
+    if column == SYSTEM:
+        return [str(value) for value in values]
     if column == "num_parameters":
-        return [f"{short_count(value)} parameters" for value in values]
+        return ["parameters not known" if pd.isna(value) else f"{short_count(value)} parameters" for value in values]
     if column == "zero_stage":
-        return [f"ZeRO {value}" for value in values]
-    settings = [json.loads(value) for value in values]
+        return ["ZeRO not known" if pd.isna(value) else f"ZeRO {value}" for value in values]
+    settings = [{} if pd.isna(value) else json.loads(value) for value in values]
     names = sorted({name for setting in settings for name in setting})
     differing = [name for name in names if len({str(setting.get(name)) for setting in settings}) > 1]
     return [" ".join(f"{name}={setting.get(name)}" for name in differing) for setting in settings]

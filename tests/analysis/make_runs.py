@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hpctrain.config.schema import (
 from hpctrain.plan.run_plan import build_run_plan
 from hpctrain.record.files import write_record, write_text
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.schema import SCHEMA_VERSION, AttemptRecord, StepRecord
+from hpctrain.record.schema import SCHEMA_VERSION, AttemptRecord, GpuSample, NodeSample, StepRecord
 from hpctrain.record.writer import StepWriter
 
 TOY = ModelConfig("toy", "gpt", num_layers=2, hidden_size=64, num_heads=2, vocab_size=100, max_seq_len=32)
@@ -143,3 +144,18 @@ def make_run(
         writer.append(steps)
         write_record(run.attempt(number), replace(record, **{"ended_at_s": clock_s, **(attempt.end or {})}))
     return run
+
+
+def sample(**fields: Any) -> NodeSample:
+    """A look at a node with two GPUs at 2,000 s."""
+    gpus = (GpuSample(0, 3 * 2**30, 16 * 2**30, 0.5, 200.0), GpuSample(1, 5 * 2**30, 16 * 2**30, 1.0, 300.0))
+    return replace(NodeSample(SCHEMA_VERSION, 1, 2000.0, 3, 2**34, 2**36, 2**33, gpus), **fields)
+
+
+def write_samples(run: RunPaths, node: str, *samples: NodeSample) -> Path:
+    """Appends telemetry of one node and returns its file."""
+    run.nodes.mkdir(exist_ok=True)
+    path = run.node_samples(node)
+    with path.open("a", encoding="utf-8") as stream:
+        stream.writelines(json.dumps(asdict(sample)) + "\n" for sample in samples)
+    return path

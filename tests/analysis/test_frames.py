@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +22,11 @@ from hpctrain.analysis.frames import (
     read_run,
     run_summaries,
 )
+from hpctrain.analysis.node_files import SAMPLE_DTYPES
 from hpctrain.analysis.summary import RunSummary, summarise
-from tests.analysis.make_runs import CPU_NODE, Attempt, make_run, toy_config
+from hpctrain.plan.step_time import StepPrediction
+from hpctrain.record.paths import RunPaths
+from tests.analysis.make_runs import CPU_NODE, GPU_NODE, Attempt, make_run, sample, toy_config, write_samples
 
 # The toy model, FLOPs of one forward pass over one sequence of 32 tokens (h = 64, f = 256, V = 100, 2 blocks):
 #   qkv 2·32·64·192 = 786,432   scores and values 2·2·32·32·64 = 262,144   projection 2·32·64·64 = 262,144
@@ -96,10 +103,21 @@ def test_without_a_stated_peak_there_is_no_mfu(tmp_path: Path) -> None:
 def test_dtypes_are_those_stated_for_full_and_empty_frames(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     make_run(tmp_path / "waiting", attempts=[])
-    for frames in (load_frames([tmp_path]), load_frames([])):
+    write_samples(RunPaths(tmp_path / "run"), "n1", sample())
+    for frames in (load_frames([tmp_path]), load_frames([]), load_frames([tmp_path], steps=False, samples=False)):
         assert {name: str(dtype) for name, dtype in frames.runs.dtypes.items()} == RUN_DTYPES
         assert {name: str(dtype) for name, dtype in frames.steps.dtypes.items()} == STEP_DTYPES
         assert {name: str(dtype) for name, dtype in frames.attempts.dtypes.items()} == ATTEMPT_DTYPES
+        assert {name: str(dtype) for name, dtype in frames.samples.dtypes.items()} == SAMPLE_DTYPES
+
+
+def test_the_scaling_table_needs_no_steps_in_memory(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    write_samples(run, "n1", sample())
+    everything, bare = load_frames([tmp_path]), load_frames([tmp_path], steps=False, samples=False)
+    assert run_summaries(bare.runs) == run_summaries(everything.runs)
+    assert (len(everything.steps), len(everything.samples)) == (10, 1)
+    assert (len(bare.steps), len(bare.samples)) == (0, 0)
 
 
 def test_rows_of_the_frame_are_the_summaries(tmp_path: Path) -> None:
@@ -119,7 +137,7 @@ def test_roots_without_runs_are_listed(tmp_path: Path) -> None:
     assert len(frames.runs) == 1
     assert frames.problems == (
         f"{tmp_path}/nosuch: no such folder; runs are kept in run.root (default: runs)",
-        f"{tmp_path}/empty: no run here; a run folder holds plan.json",
+        f"{tmp_path}/empty: no run here; a run folder holds plan.json, a log of another system ends in .log, .out, .err or .txt",
     )
 
 
@@ -127,6 +145,13 @@ def test_odd_folder_names(tmp_path: Path) -> None:
     make_run(tmp_path / 'a b\'c $HOME "ü"')
     frames = load_frames([tmp_path])
     assert frames.runs["run"].tolist() == ['a b\'c $HOME "ü"']
+    assert len(frames.steps_of(frames.runs["folder"][0])) == 10
+
+
+def test_a_folder_name_that_is_no_text(tmp_path: Path) -> None:
+    make_run(tmp_path / os.fsdecode(b"caf\xe9"))
+    frames = load_frames([tmp_path])
+    assert frames.runs["run"].tolist() == ["caf\\xe9"]
     assert len(frames.steps_of(frames.runs["folder"][0])) == 10
 
 
@@ -154,6 +179,99 @@ def test_a_line_written_twice_counts_once(tmp_path: Path) -> None:
     run.steps.write_text(run.steps.read_text() * 2)
     summary = load_one(tmp_path)
     assert (summary.num_recorded_steps, summary.num_steady_steps, summary.step_time_s) == (10, 8, 0.5)
+
+
+# Case 105: time outside the counters.
+
+
+def test_wall_clock_by_hand(tmp_path: Path) -> None:
+    """Six steps, then again from step 5: 10 s of set-up each, 26 + 14 s of steps, and 5 s after the last.
+
+    The curve has 10 steps of 1,024 tokens in 65 s; its steps took 3 + 3 + 1 + 1 and 3 + 3 + 2 + 2 + 2 + 2 s, 22 s.
+    """
+    failed = {"state": "failed", "end_reason": "killed", "exit_code": 137}
+    again = Attempt([3, 3, 2, 2, 2, 2], 5, end={"ended_at_s": 1000 + 36 + 24 + 5})
+    make_run(tmp_path / "run", attempts=[Attempt([3, 3, 1, 1, 9, 9], end=failed), again])
+    summary = load_one(tmp_path)
+    assert summary.valid, summary.reason
+    assert summary.wall_tokens_per_s == pytest.approx(10 * 1024 / 65)
+    assert summary.lost_time_share == pytest.approx(1 - 22 / 65)
+    assert summary.gpu_hours == pytest.approx(65 * 8 / 3600)
+    assert summary.tokens_per_s == 1024 / 2, "step throughput knows nothing of it"
+
+
+def test_saving_is_lost_time_and_not_step_time(tmp_path: Path) -> None:
+    """Twenty steps of 1 s; the writer's clock stands 40 s longer between two of them."""
+    run = make_run(tmp_path / "run", attempts=[Attempt([1.0] * 20, end={"ended_at_s": 1000 + 10 + 20 + 40})])
+    lines = [json.loads(line) for line in run.steps.read_text().splitlines()]
+    late = [line | {"time_s": line["time_s"] + 40 * (line["step"] > 10)} for line in lines]
+    run.steps.write_text("".join(json.dumps(line) + "\n" for line in late))
+    summary = load_one(tmp_path)
+    assert summary.step_time_s == 1
+    assert summary.lost_time_share == pytest.approx(50 / 70)
+
+
+def test_a_running_attempt_is_counted_up_to_its_last_step(tmp_path: Path) -> None:
+    running = {"state": "running", "end_reason": None, "ended_at_s": None}
+    make_run(tmp_path / "run", attempts=[Attempt([1.0] * 10, end=running)])
+    summary = load_one(tmp_path)
+    assert summary.lost_time_share == pytest.approx(0.5)
+    assert summary.gpu_hours == pytest.approx(20 * 8 / 3600)
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (
+            {"ended_at_s": 1005.0},
+            "its steps take 7 s and all attempts together 5 s: the time stamps contradict each other",
+        ),
+        ({"ended_at_s": 900.0}, "attempt 1 ended 100 s before it started: the time stamps contradict each other"),
+    ],
+    ids=["too short", "backwards"],
+)
+def test_clocks_that_contradict_each_other(tmp_path: Path, end: dict[str, Any], reason: str) -> None:
+    make_run(tmp_path / "run", attempts=[Attempt([2.0, 1.0, *[0.5] * 8], end=end)])
+    summary = load_one(tmp_path)
+    assert (summary.wall_tokens_per_s, summary.lost_time_share, summary.gpu_hours) == (None, None, None)
+    assert summary.reason == reason
+
+
+def test_steps_of_an_attempt_that_nobody_wrote_down(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", attempts=[Attempt([1.0] * 5), Attempt([1.0] * 5, 6)])
+    run.attempt(1).unlink()
+    summary = load_one(tmp_path)
+    assert (summary.wall_tokens_per_s, summary.lost_time_share, summary.gpu_hours) == (None, None, None)
+    assert summary.step_time_s == 1
+
+
+# Prediction beside measurement.
+
+
+def test_prediction_beside_measurement(tmp_path: Path) -> None:
+    """0.4 s predicted, 0.5 s measured: a fifth too optimistic."""
+    run = make_run(tmp_path / "run")
+    prediction = StepPrediction(0.4, {"compute": 0.4}, 2560.0, {"model": 1e-4}, None, "compute", 0.3, 0.5, "made up")
+    plan = json.loads(run.plan.read_text()) | {"prediction": asdict(prediction)}
+    run.plan.write_text(json.dumps(plan))
+    summary = load_one(tmp_path)
+    assert summary.predicted_step_time_s == 0.4
+    assert summary.prediction_error == pytest.approx(-0.2)
+
+
+def test_the_achievable_rate_stands_beside_the_peak(tmp_path: Path) -> None:
+    hardware = replace(GPU_NODE, achievable_tflops={"bf16": 8e-4})
+    make_run(tmp_path / "run", toy_config(hardware=hardware))
+    summary = load_one(tmp_path)
+    assert (summary.peak_tflops_per_gpu, summary.achievable_tflops_per_gpu) == (1e-3, 8e-4)
+
+
+def test_without_a_prediction_or_a_measurement_there_is_no_error(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", attempts=[])
+    plan = json.loads(run.plan.read_text()) | {"prediction": None}
+    run.plan.write_text(json.dumps(plan))
+    summary = load_one(tmp_path)
+    assert (summary.predicted_step_time_s, summary.prediction_error) == (None, None)
 
 
 # Runs that may not be compared keep their row, with the reason (case 107).
@@ -241,8 +359,8 @@ def test_a_line_written_twice_counts_once(tmp_path: Path) -> None:
             [Attempt([0.01] * 4)],
             {},
             "completed",
-            "0.00867 hardware TFLOP/s a GPU is above the peak of 0.001: step times, hardware.peak_tflops or the dense"
-            " attention count is wrong for this run",
+            "4 of 4 steps above the peak of 0.001 TFLOP/s a GPU, up to 0.00867 hardware TFLOP/s: step times,"
+            " hardware.peak_tflops or the dense attention count is wrong for this run; no steady step among 4 recorded",
             id="above the peak",
         ),
     ],
@@ -256,19 +374,30 @@ def test_runs_that_may_not_be_compared(
     assert (summary.state, summary.reason) == (state, reason)
 
 
-def test_above_the_peak_no_rate_remains(tmp_path: Path) -> None:
+def test_above_the_peak_no_speed_remains(tmp_path: Path) -> None:
     make_run(tmp_path / "run", attempts=[Attempt([0.01] * 4)])
     summary = load_one(tmp_path)
     assert set(summary.tflops_per_gpu.values()) == {None}
-    assert summary.mfu is None
-    assert summary.hfu is None
-    assert summary.step_time_s == 0.01
+    assert (summary.mfu, summary.hfu, summary.step_time_s, summary.tokens_per_s) == (None, None, None, None)
+    assert (summary.num_recorded_steps, summary.num_rejected_steps) == (4, 4)
 
 
-def test_a_little_above_the_peak_is_above_it(tmp_path: Path) -> None:
-    """0.0867 GFLOP/s at one second, so 0.086 s is 1.008 of the peak of 1 GFLOP/s."""
-    make_run(tmp_path / "run", attempts=[Attempt([0.086] * 4)])
-    assert "0.001008 hardware TFLOP/s a GPU is above the peak of 0.001" in load_one(tmp_path).reason
+def test_a_few_steps_above_the_peak_are_rejected_and_counted(tmp_path: Path) -> None:
+    """0.693633 GFLOP at 1 GFLOP/s on 8 GPUs take at least 0.0867 s: 0.0868 s may be, 0.0866 s may not."""
+    make_run(tmp_path / "run", attempts=[Attempt([1.0] * 38 + [0.0868, 0.0866])])
+    frames = load_frames([tmp_path])
+    summary = only(frames)
+    assert summary.valid, summary.reason
+    assert (summary.num_rejected_steps, summary.num_dead_steps, summary.num_steady_steps) == (1, 0, 35)
+    assert frames.steps.loc[frames.steps["rejected"], "step_time_s"].tolist() == [0.0866]
+
+
+def test_a_larger_measured_world_size_allows_faster_steps(tmp_path: Path) -> None:
+    """On 16 GPUs the same step may take 0.0434 s; the run stays invalid since 8 were planned."""
+    make_run(tmp_path / "run", attempts=[Attempt([0.05] * 10, end={"world_size": 16})])
+    summary = load_one(tmp_path)
+    assert (summary.num_rejected_steps, summary.num_steady_steps) == (0, 8)
+    assert summary.reason == "world size 8 planned, 16 measured"
 
 
 def test_a_start_with_the_wrong_world_size_that_made_no_step_is_forgiven(tmp_path: Path) -> None:
@@ -288,6 +417,19 @@ def test_megatron_count_above_the_peak_is_no_reason(tmp_path: Path) -> None:
     assert summary.megatron_tflops_per_gpu == pytest.approx(1.13967104e-3)
 
 
+def test_outliers_are_counted_and_stay_in_the_median(tmp_path: Path) -> None:
+    """Of 20 steady steps 3 take 30 s; without them the largest would be 1.05 s and the median 1.00 instead of 1.01."""
+    times_s = [9.0, 9.0, 9.0, *(1 + 0.01 * (step % 6) for step in range(17)), *[30.0] * 3]
+    make_run(tmp_path / "run", attempts=[Attempt(times_s)])
+    frames = load_frames([tmp_path])
+    summary = only(frames)
+    assert summary.valid, summary.reason
+    assert (summary.num_outlier_steps, summary.num_steady_steps) == (3, 20)
+    assert frames.steps.loc[frames.steps["outlier"], "step_time_s"].tolist() == [30.0] * 3
+    assert summary.step_time_s == pytest.approx(sorted(times_s[3:])[9] / 2 + sorted(times_s[3:])[10] / 2)
+    assert summary.lost_time_share == pytest.approx(10 / (10 + sum(times_s))), "they are in the wall-clock time anyhow"
+
+
 def test_few_dead_steps_are_left_out_and_do_not_spoil_the_run(tmp_path: Path) -> None:
     """One skipped step of 20 is 5 %; it was ten times as fast and must not move the median."""
     run = make_run(tmp_path / "run", attempts=[Attempt([1.0] * 19 + [0.1])])
@@ -296,6 +438,7 @@ def test_few_dead_steps_are_left_out_and_do_not_spoil_the_run(tmp_path: Path) ->
     summary = load_one(tmp_path)
     assert summary.valid, summary.reason
     assert (summary.num_dead_steps, summary.num_steady_steps) == (1, 17)
+    assert summary.dead_share == 0.05
     assert summary.final_loss is None
 
 
@@ -327,9 +470,30 @@ def test_damaged_lines_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
     broken = [b'{"loss": "\xe9"}', lines[0][:30], b'{"schema_version": 2}', b"", b"x" * 5_000_000, b"[]"]
     run.steps.write_bytes(b"\n".join([*lines[:5], *broken, *lines[5:], lines[0][:50]]))
     summary = load_one(tmp_path)
-    assert summary.valid, summary.reason
     assert (summary.damaged_lines, summary.num_recorded_steps) == (6, 10)
     assert summary.step_time_s == 0.5
+    assert summary.reason == (
+        "6 of 16 lines of steps.jsonl are damaged, at most 5%; the first: line 6: 'utf-8' codec can't decode byte 0xe9 in"
+        " position 10: invalid continuation byte"
+    )
+
+
+def test_one_damaged_line_in_twenty_does_not_spoil_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", attempts=[Attempt([1.0] * 19)])
+    with run.steps.open("a") as stream:
+        stream.write("half a li\n")
+    summary = load_one(tmp_path)
+    assert summary.valid, summary.reason
+    assert summary.damaged_lines == 1
+
+
+def test_a_run_whose_steps_have_another_schema(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.steps.write_text(run.steps.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    assert load_one(tmp_path).reason == (
+        "10 of 10 lines of steps.jsonl are damaged, at most 5%; the first: line 1: schema_version=2, this hpctrain reads 1;"
+        " no steady step among 0 recorded"
+    )
 
 
 def test_empty_steps_file(tmp_path: Path) -> None:
@@ -346,6 +510,180 @@ def test_steps_file_that_cannot_be_opened(tmp_path: Path) -> None:
     assert summary.reason == f"{run.steps}: Is a directory; no steady step among 0 recorded"
 
 
+@pytest.mark.parametrize(
+    ("damaged", "state", "gpu_hours"), [(1, "completed", None), (2, "unreadable", None), (None, "completed", 66 / 900)]
+)
+def test_one_damaged_attempt_among_others(
+    tmp_path: Path, damaged: int | None, state: str, gpu_hours: float | None
+) -> None:
+    """What the other says is kept; the cost is not known any more, and the state only if the last one is readable."""
+    run = make_run(tmp_path / "run", attempts=[Attempt([6.0] * 6), Attempt([1.0] * 10, 1)])
+    if damaged:
+        run.attempt(damaged).write_text('{"schema_version": 1, "attempt": 1}')
+    summary = load_one(tmp_path)
+    assert (summary.state, summary.num_attempts) == (state, 1 if damaged else 2)
+    assert summary.gpu_hours == (None if gpu_hours is None else pytest.approx((10 + 36 + 10 + 10) * 8 / 3600))
+    assert (summary.lost_time_share is None) == (gpu_hours is None)
+    if damaged:
+        assert summary.reason.startswith(f"{run.attempt(damaged)}: job_id: Field required")
+
+
+def test_an_attempt_of_another_schema(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.attempt(1).write_text(run.attempt(1).read_text().replace('"schema_version": 1', '"schema_version": 7'))
+    assert load_one(tmp_path).reason.startswith(f"{run.attempt(1)}: schema_version=7, this hpctrain reads 1")
+
+
+# Numbers out of range: they must not stop the reading of others.
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (
+            '"exit_code": 0',
+            '"exit_code": 9223372036854775808',
+            "exit_code=9223372036854775808 is out of range (64 bits)",
+        ),
+        ('"started_at_s": 1000.0', '"started_at_s": NaN', "started_at_s=nan is no finite number"),
+        ('"ended_at_s": 1017.0', '"ended_at_s": 1e999', "ended_at_s=inf is no finite number"),
+    ],
+    ids=["64 bits", "NaN", "infinite"],
+)
+def test_an_attempt_with_numbers_out_of_range(tmp_path: Path, old: str, new: str, reason: str) -> None:
+    run = make_run(tmp_path / "run")
+    text = run.attempt(1).read_text()
+    assert old in text
+    run.attempt(1).write_text(text.replace(old, new))
+    summary = load_one(tmp_path)
+    assert summary.reason.startswith(f"{run.attempt(1)}: {reason}")
+    assert summary.step_time_s == 0.5
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "reason"),
+    [
+        (["num_parameters"], 10**30, "num_parameters=1000000000000000000000000000000 is out of range (64 bits)"),
+        (["layout", "num_nodes"], 0, "layout.num_nodes=0 must be above 0"),
+        (["layout", "gpus_per_node"], 2**62, "layout.world_size=9223372036854775808 is out of range (64 bits)"),
+        (["batch", "seq_len"], -1, "batch.seq_len=-1 must be above 0"),
+        (["memory", "ranks_per_node"], 0, "memory.ranks_per_node=0 must be above 0"),
+        (["flops_per_step", "hardware_flops"], math.nan, "flops_per_step.hardware_flops=nan is no finite number"),
+        (["peak_tflops_per_gpu"], 0, "peak_tflops_per_gpu=0.0 must be above 0"),
+        (["num_steps"], 0, "num_steps=0 must be above 0"),
+        (["achievable_tflops_per_gpu"], -1, "achievable_tflops_per_gpu=-1.0 must be above 0"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)
+def test_a_plan_with_numbers_out_of_range(tmp_path: Path, keys: list[str], value: float, reason: str) -> None:
+    make_run(tmp_path / "good")
+    run = make_run(tmp_path / "bad")
+    plan = json.loads(run.plan.read_text())
+    *parents, key = keys
+    place = plan
+    for parent in parents:
+        place = place[parent]
+    place[key] = value
+    run.plan.write_text(json.dumps(plan))
+    runs = load_frames([tmp_path]).runs.set_index("run")
+    assert runs["valid"].to_dict() == {"bad": False, "good": True}
+    assert (runs["state"]["bad"], runs["reason"]["bad"]) == ("unreadable", f"{run.plan}: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        pytest.param(
+            {"tokens": 2**63 - 1}, "1,024 tokens a step planned, 9,223,372,036,854,775,807 recorded", id="tokens"
+        ),
+        pytest.param({"step_time_s": 1.7e308}, "measured step_time_s=inf is no finite number", id="time"),
+        pytest.param({"time_s": 1.7e308}, "", id="time stamps that nothing needs"),
+        pytest.param({"loss": 1e308, "grad_norm": 1e308, "learning_rate": -1e308}, "", id="loss"),
+        pytest.param({"peak_memory_bytes": 2**63 - 1}, "", id="memory"),
+        pytest.param(
+            {"step_time_s": 1e200},
+            "its steps take 1e+201 s and all attempts together 17 s: the time stamps contradict each other",
+            id="contradiction",
+        ),
+    ],
+)
+def test_steps_with_the_largest_numbers(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
+    run = make_run(tmp_path / "run")
+    lines = [json.loads(line) | fields for line in run.steps.read_text().splitlines()]
+    run.steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    frames = load_frames([tmp_path])
+    summary = only(frames)
+    assert summary.reason == reason
+    json.dumps(asdict(summary), allow_nan=False)
+
+
+def test_a_tiny_step_time_on_a_device_without_a_peak(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", toy_config(hardware=CPU_NODE))
+    lines = [json.loads(line) | {"step_time_s": 5e-324} for line in run.steps.read_text().splitlines()]
+    run.steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert load_one(tmp_path).reason == "measured tokens_per_s=inf is no finite number"
+
+
+# No permission: a row or a line that says so, never an end of the reading.
+
+
+@pytest.fixture
+def without_rights() -> Iterator[Path]:
+    """A folder that anybody may read, in a process that has no rights beyond those of nobody."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        root.chmod(0o755)
+        is_root = os.geteuid() == 0
+        yield root
+        if is_root:
+            os.seteuid(0)
+        for path in root.rglob("*"):
+            path.chmod(0o755)
+
+
+def give_up_rights() -> None:
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+
+
+def test_files_and_folders_without_permission(without_rights: Path) -> None:
+    root = without_rights
+    runs = {name: make_run(root / name) for name in ("attempts", "closed", "good", "nodes", "plan", "steps")}
+    write_samples(runs["nodes"], "n1", sample())
+    for path in (
+        runs["attempts"].attempts,
+        runs["closed"].root,
+        runs["nodes"].nodes,
+        runs["plan"].plan,
+        runs["steps"].steps,
+    ):
+        path.chmod(0)
+    give_up_rights()
+    frames = load_frames([root, root / "closed"])
+    assert dict(zip(frames.runs["run"], frames.runs["reason"], strict=True)) == {
+        "attempts": f"{runs['attempts'].attempts}: Permission denied; unreadable, 10 of 10 steps recorded",
+        "good": "",
+        "nodes": "",
+        "plan": f"{runs['plan'].plan}: [Errno 13] Permission denied: '{runs['plan'].plan}'",
+        "steps": f"{runs['steps'].steps}: Permission denied; no steady step among 0 recorded",
+    }
+    assert frames.problems == (
+        f"{root}/closed: Permission denied",
+        f"{root}/closed: Permission denied",
+        f"{root}/closed: no run here; a run folder holds plan.json, a log of another system ends in .log, .out, .err or .txt",
+        f"{root}/nodes/nodes: Permission denied",
+    )
+
+
+def test_a_folder_inside_one_that_may_not_be_entered(without_rights: Path) -> None:
+    make_run(without_rights / "closed" / "run")
+    (without_rights / "closed").chmod(0)
+    give_up_rights()
+    assert load_frames([without_rights / "closed" / "run"]).problems == (
+        f"{without_rights}/closed/run: Permission denied",
+    )
+
+
 def test_damaged_attempt_leaves_the_steps_readable(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     run.attempt(1).write_text("{")
@@ -360,3 +698,28 @@ def test_summary_is_plain_values(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     values = asdict(load_one(tmp_path))
     assert json.loads(json.dumps(values, allow_nan=False)) == values
+
+
+def test_logs_of_other_systems_are_rows_beside_runs(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.logs.mkdir()
+    (run.logs / "batch.log").write_text(NANOGPT_LINES, encoding="utf-8")  # of our own run, so no log of another system
+    (tmp_path / "gpt.log").write_text(NANOGPT_LINES, encoding="utf-8")
+    (tmp_path / "noise.out").write_text("nothing\n", encoding="utf-8")
+    frames = load_frames([tmp_path, tmp_path / "gpt.log"])
+    assert frames.runs["source"].tolist() == ["hpctrain", "nanogpt"]
+    log = frames.runs.iloc[1]
+    assert (log["run"], log["num_recorded_steps"], log["final_loss"]) == ("gpt.log", 8, 3.2)
+    assert log["step_time_s"] == 0.1
+    assert frames.steps_of(str(tmp_path / "gpt.log"))["loss"].tolist() == [4.0, 3.8, 3.7, 3.6, 3.5, 3.4, 3.3, 3.2]
+    assert frames.steps.dtypes.astype(str).to_dict() == STEP_DTYPES
+    (problem,) = frames.problems
+    assert problem.startswith(f"{tmp_path}/noise.out: 1 lines, none of a known system")
+    assert load_frames([tmp_path], steps=False).steps.empty
+
+
+NANOGPT_LINES = "".join(
+    f"iter {step}: loss {loss:.4f}, time {900 if step == 0 else 100:.2f}ms, mfu 15.34%\n"
+    for step, loss in enumerate([4.0, 3.8, 3.7, 3.6, 3.5, 3.4, 3.3, 3.2])
+)
+"""Eight steps of 0.1 s as nanoGPT prints them, the first of them slow."""

@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from hpctrain.analysis.frames import load_frames
+from hpctrain.analysis.frames import load_frames, runs_frame
+from hpctrain.analysis.run_row import RunSummary
 from hpctrain.analysis.scaling import Scaling, ScalingKind, scaling_efficiency
 from hpctrain.config.schema import ParallelismConfig
 from tests.analysis.make_runs import CPU_NODE, GPU_NODE, TOY, Attempt, make_run, toy_config
@@ -177,6 +178,136 @@ def test_efficiency_is_blind_to_flops(tmp_path: Path) -> None:
     runs = make_runs(tmp_path, ({"nodes": 1}, 0.5), ({"nodes": 2}, 0.625))
     columns = [column for column in runs if "tflops" in str(column) or column in ("mfu", "hfu")]
     assert efficiencies(scaling_efficiency(runs.drop(columns=columns), "weak")) == {("toy", 4): 1, ("toy", 8): 0.8}
+
+
+# Rows of foreign logs, of which much is not known.
+
+
+def foreign(number: int, **fields: Any) -> RunSummary:
+    """A run of another system: 7 G parameters, 2,048 tokens a sequence, 4 sequences a GPU and step of 1 s."""
+    row = RunSummary(
+        folder=f"logs/{number}.log",
+        run=f"{number}.log",
+        source="megatron-lm",
+        num_parameters=7 * 10**9,
+        seq_len=2048,
+        gpus=8 * number,
+        nodes=number,
+        micro_batch_size=4,
+        gradient_accumulation_steps=1,
+        global_batch_size=32 * number,
+        tokens_per_s=65536.0 * number,
+        tokens_per_s_per_gpu=8192.0,
+        valid=True,
+    )
+    return replace(row, **fields)
+
+
+def test_foreign_runs_scale_among_themselves() -> None:
+    """Half the tokens a second a GPU on twice the GPUs; the model has no name, its size is its name."""
+    runs = runs_frame([foreign(1), foreign(2, tokens_per_s=65536.0)])
+    scaling = scaling_efficiency(runs, "weak")
+    assert efficiencies(scaling) == {("7 B parameters", 8): 1, ("7 B parameters", 16): 0.5}
+    assert scaling.messages == scaling.contradictions == ()
+
+
+def test_systems_are_kept_apart(tmp_path: Path) -> None:
+    """All that is known of them is equal."""
+    runs = runs_frame([foreign(1, model="m"), foreign(2, model="m", source="torchtitan")])
+    scaling = scaling_efficiency(runs, "weak")
+    assert efficiencies(scaling) == {("m, megatron-lm", 8): None, ("m, torchtitan", 16): None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "unknown", "lacking"),
+    [
+        pytest.param("weak", ["num_parameters"], "model and num_parameters", id="model"),
+        pytest.param("weak", ["seq_len"], "seq_len", id="sequence"),
+        pytest.param("strong", ["global_batch_size"], "global_batch_size", id="batch"),
+        pytest.param("weak", ["micro_batch_size"], "micro_batch_size", id="batch of a GPU"),
+        pytest.param("weak", ["gpus"], "gpus", id="GPUs"),
+        pytest.param("weak", ["num_parameters", "gpus"], "model and num_parameters, gpus", id="two things"),
+    ],
+)
+def test_what_is_not_known_is_equal_to_nothing(kind: ScalingKind, unknown: list[str], lacking: str) -> None:
+    nothing = dict.fromkeys(unknown)
+    runs = runs_frame([foreign(1, **nothing), foreign(2, **nothing), foreign(4, global_batch_size=32)])
+    scaling = scaling_efficiency(runs, kind)
+    assert scaling.points["gpus"].tolist() == [32]
+    assert scaling.messages[0] == f"{lacking} not known, so compared with no other run: 1.log, 2.log"
+    assert scaling.left_out == ()
+
+
+def test_groups_of_which_one_value_is_not_known() -> None:
+    runs = runs_frame([foreign(1, precision="bf16"), foreign(2), foreign(4, zero_stage=1), foreign(8, zero_stage=1)])
+    scaling = scaling_efficiency(runs, "weak")
+    assert sorted(set(scaling.points["group"])) == [
+        "bf16",
+        "precision not known, ZeRO 1",
+        "precision not known, ZeRO not known",
+    ]
+    assert efficiencies(scaling)["precision not known, ZeRO 1", 64] == 1
+
+
+# Printed TFLOP/s against tokens/s: 6 · 7e9 · 8,192 = 3.44e14 FLOP/s a GPU.
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        pytest.param({"printed_tflops_per_gpu": 344.0, "printed_convention": "unknown"}, "", id="rough: agrees"),
+        pytest.param({"printed_tflops_per_gpu": 458.7, "printed_convention": "hardware"}, "", id="rough: recomputed"),
+        pytest.param(
+            {"printed_tflops_per_gpu": 35.8, "printed_convention": "megatron"},
+            "1.log: 35.8 TFLOP/s a GPU printed (megatron), but tokens/s x 6 FLOPs a parameter give 344.1; both cannot be"
+            " true, and an efficiency is taken from tokens/s",
+            id="rough: a tenth",
+        ),
+        pytest.param(
+            {"printed_tflops_per_gpu": 2752.0, "printed_convention": "unknown"},
+            "1.log: 2,752 TFLOP/s a GPU printed (convention not stated), but tokens/s x 6 FLOPs a parameter give 344.1;"
+            " both cannot be true, and an efficiency is taken from tokens/s",
+            id="rough: eight times",
+        ),
+        pytest.param(
+            {"printed_tflops_per_gpu": 13.0, "printed_convention": "megatron", "megatron_tflops_per_gpu": 125.0},
+            "1.log: 13 TFLOP/s a GPU printed (megatron), but tokens/s x megatron FLOPs a token give 125; both cannot be"
+            " true, and an efficiency is taken from tokens/s",
+            id="in its own convention",
+        ),
+        pytest.param(
+            {"printed_tflops_per_gpu": 137.0, "printed_convention": "megatron", "megatron_tflops_per_gpu": 125.0},
+            "",
+            id="in its own convention: within a tenth",
+        ),
+        pytest.param(
+            {
+                "printed_tflops_per_gpu": 111.0,
+                "printed_convention": "unknown",
+                "model_tflops_per_gpu": 100.0,
+                "hardware_tflops_per_gpu": 133.0,
+            },
+            "",
+            id="between two conventions",
+        ),
+        pytest.param(
+            {
+                "printed_tflops_per_gpu": 150.0,
+                "printed_convention": "unknown",
+                "model_tflops_per_gpu": 100.0,
+                "hardware_tflops_per_gpu": 133.0,
+            },
+            "1.log: 150 TFLOP/s a GPU printed (convention not stated), but tokens/s x any FLOPs a token give 100 to 133;"
+            " both cannot be true, and an efficiency is taken from tokens/s",
+            id="above all conventions",
+        ),
+        pytest.param({"printed_tflops_per_gpu": 35.8, "num_parameters": None, "model": "m"}, "", id="nothing known"),
+        pytest.param({"printed_tflops_per_gpu": None}, "", id="nothing printed"),
+    ],
+)
+def test_printed_rates_that_contradict_tokens_per_second(fields: dict[str, Any], text: str) -> None:
+    scaling = scaling_efficiency(runs_frame([foreign(1, **fields)]), "weak")
+    assert scaling.contradictions == ((text,) if text else ())
 
 
 @pytest.mark.parametrize("kind", ["weak", "strong"])
