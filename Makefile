@@ -11,19 +11,23 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 run: $(VENV)/.run-ready ## train the tiny model on real text on this machine, and show the result
 	$(BIN)/python -m hpctrain model=tiny cluster=local
 
-test: $(VENV)/.dev-ready ## set up everything, a sandbox Slurm too, and pass all tests
+test: $(VENV)/.dev-ready ## set up everything, a sandbox Slurm and a browser too, and pass all tests
 	sh slurm/sandbox/install.sh
+	sh tests/install_chromium.sh
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.dev-ready ## style, types and the fast tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slurm and not train and not notebook"
+	$(BIN)/python -m pytest -m "not slurm and not train and not notebook and not browser"
 
 bench: $(VENV)/.dev-ready ## the speed claims, side by side (minutes)
 	$(BIN)/python tests/bench/cli_bench.py
 	$(BIN)/python tests/bench/loop_bench.py
+	$(BIN)/python tests/bench/frames_bench.py
+	$(BIN)/python tests/bench/log_bench.py
+	$(BIN)/python tests/bench/plan_validation.py
 
 format: $(VENV)/.dev-ready
 	$(BIN)/ruff check --fix .

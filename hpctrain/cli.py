@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
-import importlib.util
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hpctrain
+from hpctrain import cli_records
 from hpctrain.errors import (
     EXIT_LAUNCH,
     EXIT_OK,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _HYDRA_FLAGS = ("--hydra-help", "--info", "-i", "--shell-completion", "-sc")
 _HYDRA_VERBS = ("submit", "plan")
+_VERB = re.compile(r"[A-Za-z_][\w-]*")
 _EXIT_RUN_FAILED = 1
 
 
@@ -60,16 +61,17 @@ def run(words: Sequence[str]) -> int:
     verbs: dict[str, Callable[[Sequence[str]], int]] = {
         "submit": _submit,
         "plan": _plan,
-        "status": _status,
-        "cancel": _cancel,
-        "report": _report,
+        "status": cli_records.status,
+        "cancel": cli_records.cancel,
+        "report": cli_records.report,
+        "read-log": cli_records.read_log,
     }
     if words and words[0] in verbs:
         return verbs[words[0]](words[1:])
     if words and words[0] == "--version":
         print(f"hpctrain {hpctrain.__version__}")
         return EXIT_OK
-    if words and words[0].isidentifier():
+    if words and _VERB.fullmatch(words[0]):
         raise ConfigError(f"{words[0]}: is no verb; {known_names_hint(words[0], verbs)}")
     return _submit(words)
 
@@ -232,21 +234,11 @@ def _wait(run_paths: RunPaths, plan: RunPlan) -> int:
     if status.state != "COMPLETED":
         print(f"hpctrain: the run ended as {status.state}: {status.detail}\nlogs: {run_paths.logs}", file=sys.stderr)
         return (attempt.exit_code if attempt else None) or _EXIT_RUN_FAILED
-    _print_summary(run_paths)
-    return EXIT_OK
-
-
-def _print_summary(run_paths: RunPaths) -> None:
-    _require_analysis()
+    cli_records.require_analysis("the result's table")
     from hpctrain.analysis.report import write_summary
 
-    print(f"\n{write_summary(run_paths)}\n\npicture {run_paths.summary_figure}")
-
-
-def _require_analysis() -> None:
-    missing = [name for name in ("pandas", "matplotlib") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise LaunchError(f"report needs {', '.join(missing)}; pip install 'hpctrain[analysis]'")
+    print(f"\n{write_summary(run_paths)}")
+    return EXIT_OK
 
 
 def _submit_sweep(planned: list[tuple[Point, RunPlan]], root: Path, python: str) -> int:
@@ -290,70 +282,4 @@ def _hydra_answers(words: Sequence[str]) -> int:
         hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=CONFIG_NAME)(lambda config: None)()
     except HydraException as error:
         raise ConfigError(str(error)) from None
-    return EXIT_OK
-
-
-def _folder_parser(verb: str, help_text: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"python -m hpctrain {verb}", description=help_text)
-    parser.add_argument(
-        "folders", nargs="*", type=Path, default=[Path("runs")], help="run folders, or folders that hold some"
-    )
-    return parser
-
-
-def _runs_in(folders: Sequence[Path]) -> list[RunPaths]:
-    from hpctrain.record.reader import find_runs
-
-    return [found for folder in folders for found in find_runs(folder.absolute())]
-
-
-def _status(words: Sequence[str]) -> int:
-    parser = _folder_parser("status", "State of runs: end marker, else Slurm or the local process, else UNKNOWN.")
-    parser.add_argument("--json", action="store_true")
-    known = parser.parse_args(list(words))
-    from hpctrain.launch.jobs import collect_status
-
-    rows = collect_status(_runs_in(known.folders))
-    if known.json:
-        print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
-        return EXIT_OK
-    from hpctrain.launch.status_table import status_table
-
-    print(status_table(rows))
-    return EXIT_OK
-
-
-def _cancel(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m hpctrain cancel", description="Ends the jobs of run folders.")
-    parser.add_argument("folders", nargs="+", type=Path)
-    known = parser.parse_args(list(words))
-    from hpctrain.launch.jobs import cancel
-
-    failures = []
-    for found in _runs_in(known.folders):
-        try:
-            print(f"{found.root.name}: {cancel(found)}")
-        except HpctrainError as error:
-            failures.append(f"{found.root.name}: {error}")
-    if failures:
-        raise LaunchError("\n".join(failures))
-    return EXIT_OK
-
-
-def _report(words: Sequence[str]) -> int:
-    parser = _folder_parser(
-        "report", "Measured numbers of runs as a table; of a single run with a picture in its folder."
-    )
-    known = parser.parse_args(list(words))
-    found = _runs_in(known.folders)
-    if not found:
-        raise ConfigError(f"{', '.join(map(str, known.folders))}: no run in there")
-    if len(found) == 1:
-        _print_summary(found[0])
-        return EXIT_OK
-    _require_analysis()
-    from hpctrain.analysis.frames import load_frames
-    from hpctrain.analysis.report import render_text
-
-    print(render_text(load_frames(known.folders)))
     return EXIT_OK

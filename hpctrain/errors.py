@@ -10,6 +10,7 @@ EXIT_OK = 0
 EXIT_CONFIG = 2
 EXIT_DOES_NOT_FIT = 3
 EXIT_LAUNCH = 4
+EXIT_REGRESSION = 5
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,10 @@ import pandas as pd
 
 from hpctrain.errors import RecordError, known_names_hint
 
-PUBLISHED_DIR = Path(__file__).resolve().parents[2] / "analysis" / "published"
+_PACKAGE = Path(__file__).resolve().parents[1]
+_SHIPPED = _PACKAGE / "_published"
+PUBLISHED_DIR = _SHIPPED if _SHIPPED.is_dir() else _PACKAGE.parent / "analysis" / "published"
+"""In an installed package inside it, in a source checkout beside the notebooks."""
 
 _TEXT = "source ref model gpu offload_optimizer offload_param activation_ckpt precision tflops_convention notes".split()
 _COUNTS = (

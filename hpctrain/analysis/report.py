@@ -1,21 +1,19 @@
-"""What a person reads of runs: the summary of one, the table of several, and the files kept in the run folder."""
+"""What a terminal shows of runs: the summary of one, whose picture and numbers its folder keeps, and the table of several."""
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
-import os
 from collections.abc import Sequence
 
-import pandas as pd
-
-from hpctrain.analysis.frames import Frames, read_run, run_summaries
+from hpctrain.analysis.figure_bytes import figure_bytes
+from hpctrain.analysis.frames import Frames, read_run
+from hpctrain.analysis.report_file import replace_file
 from hpctrain.analysis.run_plot import plot_run
+from hpctrain.analysis.runs_text import runs_table
 from hpctrain.analysis.scaling import KIND_KEYS, Scaling, scaling_efficiency
 from hpctrain.analysis.summary import FLOP_CONVENTIONS, RunSummary, rank_word, summarise
-from hpctrain.errors import RecordError
-from hpctrain.record.files import write_text
+from hpctrain.analysis.text_table import aligned, printable, wrapped
 from hpctrain.record.paths import RunPaths
 from hpctrain.units import gib
 
@@ -33,6 +31,7 @@ def summary_table(summary: RunSummary) -> list[tuple[str, str]]:
         ("final loss", "none recorded" if summary.final_loss is None else f"{summary.final_loss:.4f} nats per token"),
         ("median step time", _step_time(summary)),
         ("throughput", _throughput(summary, word)),
+        ("by the wall clock", _wall_clock(summary)),
     ]
     for name, rate in summary.tflops_per_gpu.items():
         text = _not_measured(summary) if rate is None else f"{rate:.4g} ({FLOP_CONVENTIONS[name]})"
@@ -49,45 +48,47 @@ def render_summary(summary: RunSummary) -> str:
     """``summary_table`` as aligned lines."""
     table = summary_table(summary)
     width = max(len(label) for label, _ in table)
-    return "\n".join(f"{label:<{width}}  {text}" for label, text in table)
+    return "\n".join(f"{label:<{width}}  {printable(text)}" for label, text in table)
 
 
 def write_summary(run: RunPaths) -> str:
-    """Saves ``summary.png`` and ``summary.json`` into the run folder and returns the summary as text.
+    """The summary as text, its last line about the picture; saves ``summary.png`` and ``summary.json`` if the folder lets it.
 
-    Raises:
-        RecordError: the folder cannot be written.
+    A run without a step gets no picture. A folder that cannot be written is no error: the line says why and what to do.
     """
     data = read_run(run)
     summary = summarise(data)
-    figure_bytes = io.BytesIO()
-    plot_run(summary, data.steps).savefig(figure_bytes, format="png", dpi=200)
+    text = render_summary(summary)
     values = dataclasses.asdict(summary)
     del values["folder"]  # a run folder may be moved
     values = {"schema_version": SUMMARY_SCHEMA_VERSION, **values, "flop_conventions": FLOP_CONVENTIONS}
-    figure = run.summary_figure
-    temporary = figure.with_name(f".{figure.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(figure_bytes.getvalue())
-        os.replace(temporary, figure)
-        write_text(run.summary, json.dumps(values, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+        numbers = json.dumps(values, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+        replace_file(run.summary, numbers.encode("utf-8", errors="backslashreplace"))
+        if data.steps.empty:
+            return f"{text}\n\nno picture: no step was recorded"
+        replace_file(run.summary_figure, figure_bytes(plot_run(summary, data.steps), "png", dpi=200))
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise RecordError(f"{run.root}: the summary cannot be written: {error.strerror}") from error
-    return render_summary(summary)
+        place = printable(str(run.root))
+        return f"{text}\n\npicture not saved, {place}: {error.strerror}; -o FILE.html writes a report elsewhere"
+    return f"{text}\n\npicture {printable(str(run.summary_figure))}"
 
 
 def render_text(frames: Frames) -> str:
     """Several runs as one aligned table, then scaling where it can be told, then what was left out and why."""
     parts = []
     if len(frames.runs):
-        parts.append(_runs_table(frames.runs))
+        parts.append(runs_table(frames.runs))
         scalings = [scaling_efficiency(frames.runs, kind) for kind in KIND_KEYS]
         parts += _scaling_parts(scalings)
+        if scalings[0].contradictions:
+            texts = (wrapped(text, "  ") for text in scalings[0].contradictions)
+            parts.append("\n".join(["Contradictions between printed TFLOP/s and tokens/s:", *texts]))
         if scalings[0].left_out:
-            parts.append("\n  ".join(["Not for comparison (marked !):", *scalings[0].left_out]))
+            reasons = (wrapped(text, "  ") for text in scalings[0].left_out)
+            parts.append("\n".join(["Not for comparison (marked !):", *reasons]))
     parts += frames.problems
-    return "\n\n".join(part for part in parts if part)
+    return printable("\n\n".join(part for part in parts if part))
 
 
 def _scaling_parts(scalings: Sequence[Scaling]) -> list[str]:
@@ -95,7 +96,7 @@ def _scaling_parts(scalings: Sequence[Scaling]) -> list[str]:
     tables = [table for scaling in scalings if (table := render_scaling(scaling))]
     if tables:
         return tables
-    lines = [f"  {scaling.kind}: {message}" for scaling in scalings for message in scaling.messages]
+    lines = [wrapped(f"{scaling.kind}: {message}", "  ") for scaling in scalings for message in scaling.messages]
     return ["\n".join(["No scaling efficiency:", *lines])] if lines else []
 
 
@@ -111,68 +112,8 @@ def render_scaling(scaling: Scaling) -> str:
         ].itertuples(index=False)
     ]
     header = ["GROUP", "GPUS", "NODES", "RUNS", "TOKENS/S", "BASE", "EFF %"]
-    title = f"{scaling.kind.capitalize()} scaling from tokens/s, equal in all: {scaling.common}"
-    return "\n".join([title, _aligned([header, *rows]), *scaling.messages])
-
-
-def _runs_table(runs: pd.DataFrame) -> str:
-    header = [
-        "RUN",
-        "MODEL",
-        "HARDWARE",
-        "GPUS",
-        "NODES",
-        "PARALLEL",
-        "PREC",
-        "MICRO",
-        "GLOBAL",
-        "SEQ",
-        "STATE",
-        "STEPS",
-    ]
-    header += ["STEP S", "95 %", "TOKENS/S", *(f"TF {name.upper()}" for name in FLOP_CONVENTIONS), "MFU %", "LOSS"]
-    rows = [_run_row(summary) for summary in run_summaries(runs)]
-    note = "STEP S: median of the steady steps; TF: TFLOP/s per GPU (on the CPU: per rank) by three FLOP counts:"
-    counts = [f"  {name}: {meaning}" for name, meaning in FLOP_CONVENTIONS.items()]
-    return "\n".join([_aligned([header, *rows]), note, *counts])
-
-
-def _run_row(row: RunSummary) -> list[str]:
-    identity = [row.model, row.hardware, row.gpus, row.nodes, row.parallelism, row.precision]
-    batch = [row.micro_batch_size, row.global_batch_size, row.seq_len, row.state]
-    interval = "" if row.step_time_low_s is None else f"{row.step_time_low_s:.4g}..{row.step_time_high_s:.4g}"
-    return [
-        f"{row.run}{'' if row.valid else ' !'}",
-        *("-" if value is None else str(value) for value in [*identity, *batch]),
-        f"{row.num_recorded_steps}/{row.num_steps or '?'}",
-        _number(row.step_time_s),
-        interval or "-",
-        "-" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
-        *(_number(rate) for rate in row.tflops_per_gpu.values()),
-        "-" if row.mfu is None else f"{100 * row.mfu:.1f}",
-        _number(row.final_loss),
-    ]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns two blanks apart; those whose every value below the header is a number are flushed right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    right = [all(_is_number(row[column]) for row in rows[1:]) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if flush else cell.ljust(width)
-            for cell, width, flush in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in rows
-    )
-
-
-def _is_number(cell: str) -> bool:
-    return cell == "-" or cell.replace(",", "").replace(".", "").replace("/", "").isdigit()
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    title = wrapped(f"{scaling.kind.capitalize()} scaling from tokens/s, equal in all: {scaling.common}")
+    return "\n".join([title, aligned([header, *rows]), *map(wrapped, scaling.messages)])
 
 
 def _state(summary: RunSummary) -> str:
@@ -182,12 +123,23 @@ def _state(summary: RunSummary) -> str:
 
 
 def _step_time(summary: RunSummary) -> str:
+    predicted = ""
+    if summary.predicted_step_time_s is not None:
+        error = "" if summary.prediction_error is None else f", {100 * summary.prediction_error:+.1f} %"
+        predicted = f"; the plan predicted {summary.predicted_step_time_s:.4g} s{error}"
     if summary.step_time_s is None:
-        return "not measured: no steady step"
+        return f"not measured: no steady step{predicted}"
     interval = "95 % interval needs 6 steady steps"
     if summary.step_time_low_s is not None:
         interval = f"95 % interval {summary.step_time_low_s:.4g} to {summary.step_time_high_s:.4g} s"
-    return f"{summary.step_time_s:.4g} s ({interval}; {summary.num_steady_steps} steady step(s))"
+    return f"{summary.step_time_s:.4g} s ({interval}; {summary.num_steady_steps} steady step(s)){predicted}"
+
+
+def _wall_clock(summary: RunSummary) -> str:
+    if summary.wall_tokens_per_s is None or summary.lost_time_share is None:
+        return "not measured"
+    lost = f"{summary.lost_time_share:.1%} of the time was not spent in steps of the curve"
+    return f"{summary.wall_tokens_per_s:,.0f} tokens/s over all attempts; {lost}"
 
 
 def _throughput(summary: RunSummary, word: str) -> str:
@@ -198,7 +150,8 @@ def _throughput(summary: RunSummary, word: str) -> str:
 
 
 def _not_measured(summary: RunSummary) -> str:
-    return "not measured" if summary.step_time_s is None else "none, see «not for comparison»"
+    was_rejected = summary.step_time_s is not None or summary.num_rejected_steps
+    return "none, see «not for comparison»" if was_rejected else "not measured"
 
 
 def _utilisation(summary: RunSummary) -> str:

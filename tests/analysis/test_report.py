@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from hpctrain.analysis.frames import load_frames, read_run
 from hpctrain.analysis.report import render_summary, render_text, summary_table, write_summary
 from hpctrain.analysis.summary import summarise
-from hpctrain.errors import RecordError
 from hpctrain.record.paths import RunPaths
 from hpctrain.units import gib
 from tests.analysis.make_runs import CPU_NODE, Attempt, make_run, toy_config
@@ -32,6 +34,8 @@ def test_summary_of_a_good_run(tmp_path: Path) -> None:
         ("final loss", "0.4000 nats per token"),
         ("median step time", "0.5 s (95 % interval 0.5 to 0.5 s; 8 steady step(s))"),
         ("throughput", "2,048 tokens/s, 256 per GPU"),
+        # 10 steps of 1,024 tokens; 10 s before the first step, 2 + 1 + 8 x 0.5 s in steps
+        ("by the wall clock", "602 tokens/s over all attempts; 58.8% of the time was not spent in steps of the curve"),
         ("TFLOP/s per GPU, model", "0.0001734 (forward and backward once, dense attention)"),
         ("TFLOP/s per GPU, hardware", "0.0001734 (what is executed: the same, and recomputation)"),
         (
@@ -73,6 +77,11 @@ def test_summary_of_rejected_rates_and_damage(tmp_path: Path) -> None:
     assert "above the peak of 0.001" in table["not for comparison"]
 
 
+def test_summary_holds_the_prediction_against_the_measurement(tmp_path: Path) -> None:
+    summary = replace(summarise(read_run(make_run(tmp_path / "run"))), predicted_step_time_s=0.4, prediction_error=-0.2)
+    assert dict(summary_table(summary))["median step time"].endswith("; the plan predicted 0.4 s, -20.0 %")
+
+
 def test_summary_of_an_unreadable_folder(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     run.plan.write_text("{")
@@ -101,14 +110,14 @@ def test_runs_of_one_size_say_why_there_is_no_efficiency(tmp_path: Path) -> None
 
 
 def test_several_runs_with_nothing_in_them(tmp_path: Path) -> None:
-    assert render_text(load_frames([tmp_path])) == f"{tmp_path}: no run here; a run folder holds plan.json"
+    assert render_text(load_frames([tmp_path])).startswith(f"{tmp_path}: no run here; a run folder holds plan.json")
 
 
 def test_write_summary_leaves_a_figure_and_numbers(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     before = set(run.root.iterdir())
     text = write_summary(run)
-    assert text == render_summary(summarise(read_run(run)))
+    assert text == f"{render_summary(summarise(read_run(run)))}\n\npicture {run.root}/summary.png"
     assert {path.name for path in set(run.root.iterdir()) - before} == {"summary.json", "summary.png"}
     assert (run.root / "summary.png").read_bytes().startswith(b"\x89PNG")
     values = json.loads((run.root / "summary.json").read_text())
@@ -119,15 +128,65 @@ def test_write_summary_leaves_a_figure_and_numbers(tmp_path: Path) -> None:
     assert str(tmp_path) not in (run.root / "summary.json").read_text(), "a run folder may be moved"
 
 
-def test_write_summary_of_a_failed_run(tmp_path: Path) -> None:
+def test_a_failed_run_without_a_step_gets_a_sentence_instead_of_a_picture(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", attempts=[Attempt([], end={"state": "failed", "end_reason": "launch_failed"})])
-    assert "not for comparison         failed (launch_failed), 0 of 10 steps recorded" in write_summary(run)
+    text = write_summary(run)
+    assert "not for comparison         failed (launch_failed), 0 of 10 steps recorded" in text
+    assert text.splitlines()[-1] == "no picture: no step was recorded"
+    assert not run.summary_figure.exists()
     assert json.loads((run.root / "summary.json").read_text())["step_time_s"] is None
 
 
-def test_write_summary_into_a_folder_that_refuses(tmp_path: Path) -> None:
+@pytest.mark.parametrize("blocked", ["summary.json", "summary.png"])
+def test_a_folder_that_cannot_be_written_is_read_all_the_same(tmp_path: Path, blocked: str) -> None:
     run = make_run(tmp_path / "run")
-    (run.root / "summary.png").mkdir()
-    with pytest.raises(RecordError, match=r"run: the summary cannot be written: Is a directory"):
-        write_summary(run)
+    (run.root / blocked).mkdir()
+    text = write_summary(run)
+    assert text.startswith(render_summary(summarise(read_run(run))))
+    assert text.splitlines()[-1] == (
+        f"picture not saved, {tmp_path}/run: Is a directory; -o FILE.html writes a report elsewhere"
+    )
     assert not list(run.root.glob(".summary*")), "no temporary file stays"
+
+
+@pytest.mark.parametrize("num_runs", [1, 5])
+def test_the_table_fits_a_terminal(tmp_path: Path, num_runs: int) -> None:
+    for number in range(num_runs):
+        config = toy_config(nodes=2**number, micro_batch_size=1 + number, seq_len=16 if number % 2 else None)
+        make_run(tmp_path / f"toy-{2**number}n-zero3-20261129-22354{number}-72a{number}", config)
+    lines = render_text(load_frames([tmp_path])).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert any(line.startswith("All columns: -o runs.csv or -o report.html; not shown: ") for line in lines)
+
+
+def test_equal_values_stand_once_above_the_table(tmp_path: Path) -> None:
+    for number, nodes in enumerate((1, 2)):
+        make_run(tmp_path / f"run{number}", toy_config(nodes=nodes))
+    first, second, header = render_text(load_frames([tmp_path])).splitlines()[:3]
+    common = "toy, test_gpu, zero3, bf16, micro batch 4, 32 tokens a sequence, completed, 10/10 steps"
+    assert f"{first} {second.strip()}" == f"Equal in all: {common}"
+    assert header.split() == "RUN GPUS NODES GLOBAL STEP S 95 % TOKENS/S TFLOP/S MFU % GIB LOSS".split()
+
+
+def test_a_printed_rate_that_cannot_be_true_is_told(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    frames = load_frames([tmp_path])
+    runs = frames.runs.assign(printed_tflops_per_gpu=pd.array([125.0], dtype="Float64"))
+    text = render_text(replace(frames, runs=runs))
+    assert "Contradictions between printed TFLOP/s and tokens/s:\n  run: 125 TFLOP/s a GPU printed" in text
+
+
+def test_names_cannot_command_the_terminal(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a\x1b[2J\nb 漢")
+    make_run(tmp_path / os.fsdecode(b"c\xff"))
+    for text in (render_text(load_frames([tmp_path])), write_summary(run), write_summary(RunPaths(run.root))):
+        assert "\x1b" not in text
+        assert text.encode("utf-8")
+    lines = render_text(load_frames([tmp_path])).splitlines()
+    assert any(line.startswith(r"a\x1b[2J\nb 漢") for line in lines)
+
+
+def test_a_long_name_keeps_its_ends(tmp_path: Path) -> None:
+    make_run(tmp_path / f"a{'b' * 60}c")
+    text = render_text(load_frames([tmp_path]))
+    assert f"a{'b' * 19}…{'b' * 18}c" in text

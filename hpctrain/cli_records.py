@@ -1,0 +1,178 @@
+"""The verbs that read what runs left behind: status, cancel, report, read-log."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpctrain.errors import EXIT_OK, ConfigError, HpctrainError, LaunchError, RecordError
+
+if TYPE_CHECKING:
+    from hpctrain.record.paths import RunPaths
+
+ANALYSIS_PACKAGES = ("pandas", "matplotlib", "pyarrow", "jinja2", "tabulate")
+
+
+def require_analysis(verb: str) -> None:
+    """Refuses before any work what needs packages that are not there.
+
+    Raises:
+        LaunchError: some are missing.
+    """
+    missing = [name for name in ANALYSIS_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise LaunchError(f"{verb} needs {', '.join(missing)}; pip install 'hpctrain[analysis]'")
+
+
+def status(words: Sequence[str]) -> int:
+    parser = _folder_parser("status", "State of runs: end marker, else Slurm or the local process, else UNKNOWN.")
+    parser.add_argument("--json", action="store_true")
+    known = parser.parse_args(list(words))
+    from hpctrain.launch.jobs import collect_status
+
+    rows = collect_status(_runs_in(known.folders))
+    if known.json:
+        print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
+        return EXIT_OK
+    from hpctrain.launch.status_table import status_table
+
+    print(status_table(rows))
+    return EXIT_OK
+
+
+def cancel(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m hpctrain cancel", description="Ends the jobs of run folders.")
+    parser.add_argument("folders", nargs="+", type=Path)
+    known = parser.parse_args(list(words))
+    from hpctrain.launch.jobs import cancel as cancel_run
+
+    failures = []
+    for found in _runs_in(known.folders):
+        try:
+            print(f"{found.root.name}: {cancel_run(found)}")
+        except HpctrainError as error:
+            failures.append(f"{found.root.name}: {error}")
+    if failures:
+        raise LaunchError("\n".join(failures))
+    return EXIT_OK
+
+
+def _folder_parser(verb: str, help_text: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m hpctrain {verb}", description=help_text)
+    parser.add_argument(
+        "folders", nargs="*", type=Path, default=[Path("runs")], help="run folders, or folders that hold some"
+    )
+    return parser
+
+
+def _runs_in(folders: Sequence[Path]) -> list[RunPaths]:
+    from hpctrain.record.reader import find_runs
+
+    return [found for folder in folders for found in find_runs(folder.absolute())]
+
+
+def report(words: Sequence[str]) -> int:
+    """Tables of runs and logs; of a single run with a picture in its folder; with a baseline, a verdict in the exit code."""
+    known = _report_parser().parse_args(list(words))
+    require_analysis("report")
+    from hpctrain.analysis.comparison import compare
+    from hpctrain.analysis.comparison_text import comparison_json, render_comparison
+    from hpctrain.analysis.frames import find_sources, load_frames
+    from hpctrain.analysis.report import render_text, write_summary
+    from hpctrain.analysis.write_report import SUFFIXES, check_report_path, write_report
+
+    for path in known.output:
+        check_report_path(path)
+    needs_steps = bool(known.against) or any(path.suffix.lower() == SUFFIXES[0] for path in known.output)
+    found = find_sources(known.folders)
+    if len(found.runs) == 1 and not (found.logs or known.output or known.against):
+        print(write_summary(found.runs[0]))
+        return EXIT_OK
+    frames = load_frames(known.folders, steps=needs_steps, samples=needs_steps)
+    if frames.runs.empty:
+        raise ConfigError("\n".join(frames.problems))
+    comparison = None
+    if known.against:
+        comparison = compare(frames, load_frames([known.against]), known.tolerance)
+    for path in known.output:
+        write_report(frames, path, comparison=comparison)
+        print(f"report {path}")
+    if comparison is not None:
+        print(comparison_json(comparison) if known.json else render_comparison(comparison))
+        return comparison.exit_code
+    if not known.output:
+        print(render_text(frames))
+    return EXIT_OK
+
+
+def _report_parser() -> argparse.ArgumentParser:
+    parser = _folder_parser(
+        "report", "Measured numbers of runs, and of logs of other systems, as tables, as a page or as data."
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="write FILE.html (the whole report), .csv, .parquet, .tex or .md; may be given several times",
+    )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="BASE",
+        help="folder of baseline runs: change of each figure, exit code 5 if slower",
+    )
+    parser.add_argument(
+        "--tolerance", type=_share, default=0.05, metavar="SHARE", help="with --against: slower than this counts (0.05)"
+    )
+    parser.add_argument("--json", action="store_true", help="with --against: the comparison as JSON")
+    return parser
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text}: must be a share, 0 or more, such as 0.05")
+    return value
+
+
+def read_log(words: Sequence[str]) -> int:
+    """One log of another system, read and told; several give a list."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hpctrain read-log",
+        description="Reads a training log of another system (Megatron, DeepSpeed, torchtitan, NeMo, ...).",
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--json", action="store_true", help="every record, in fixed field names and units")
+    known = parser.parse_args(list(words))
+    require_analysis("read-log")
+    from hpctrain.analysis.logs.log_json import log_json
+    from hpctrain.analysis.logs.log_text import render_log
+    from hpctrain.analysis.logs.reading import read_log as read
+
+    if len(known.files) == 1:
+        reading = read(known.files[0])
+        print(log_json(reading) if known.json else render_log(reading), end="" if known.json else "\n")
+        return EXIT_OK
+    problems = []
+    texts = []
+    for path in known.files:
+        try:
+            reading = read(path)
+        except RecordError as error:
+            problems.append(str(error))
+            continue
+        texts.append(log_json(reading).rstrip() if known.json else render_log(reading))
+    print("[\n" + ",\n".join(texts) + "\n]" if known.json else "\n\n".join(texts))
+    for problem in problems:
+        print(f"hpctrain: {problem}", file=sys.stderr)
+    return RecordError.exit_code if problems else EXIT_OK

@@ -1,0 +1,220 @@
+"""Runs against a baseline: what is matched, what counts as slower, what is an error."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from hpctrain.analysis.comparison import Change, Comparison, compare
+from hpctrain.analysis.comparison_text import comparison_json, render_comparison
+from hpctrain.analysis.frames import load_frames
+from hpctrain.errors import EXIT_OK, EXIT_REGRESSION, ConfigError, RecordError
+from tests.analysis.make_runs import Attempt, make_run, toy_config
+
+TOY = "toy on 4 x test_gpu, 1 node(s), zero3, bf16, micro batch 4 x 1, sequence 32"
+
+
+def step_times(seconds: float, noise: float = 0.0, count: int = 50, seed: int = 0) -> list[float]:
+    rng = random.Random(seed)
+    return [seconds * (1 + noise * rng.gauss(0, 1)) for _ in range(count)]
+
+
+def add(folder: Path, times: Sequence[float], nodes: int = 1, **end: object) -> Path:
+    make_run(folder, toy_config(nodes=nodes, num_steps=len(times)), [Attempt(times, end=end or None)])
+    return folder
+
+
+def compared(root: Path, tolerance: float = 0.05) -> Comparison:
+    return compare(load_frames([root / "new"]), load_frames([root / "base"]), tolerance)
+
+
+def change(comparison: Comparison, metric: str, pair: int = 0) -> Change:
+    return next(change for change in comparison.pairs[pair].changes if change.metric == metric)
+
+
+def test_a_slower_run_is_a_regression(tmp_path: Path) -> None:
+    add(tmp_path / "base" / "a", step_times(0.5))
+    add(tmp_path / "new" / "a", step_times(0.6))
+    result = compared(tmp_path)
+    step, tokens = change(result, "step_time_s"), change(result, "tokens_per_s")
+    assert numbers(step.base, step.new) == pytest.approx([0.5, 0.6])
+    assert numbers(step.ratio, step.low, step.high) == pytest.approx([1.2] * 3)
+    assert (step.judgement, step.verdict) == ("worse", "slower")
+    assert step.noise == "within one run a side, blocks of 7 and 7 steps"  # 45 steady steps
+    assert numbers(tokens.ratio, tokens.low, tokens.high) == pytest.approx([1 / 1.2] * 3)
+    assert tokens.judgement == "worse"
+    assert result.exit_code == EXIT_REGRESSION == 5
+
+
+def test_a_faster_run_is_none(tmp_path: Path) -> None:
+    add(tmp_path / "base" / "a", step_times(0.6))
+    add(tmp_path / "new" / "a", step_times(0.5))
+    result = compared(tmp_path)
+    assert change(result, "step_time_s").verdict == change(result, "tokens_per_s").verdict == "faster"
+    assert result.exit_code == EXIT_OK
+
+
+def numbers(*values: float | None) -> list[float]:
+    """The values, none of them missing."""
+    assert all(value is not None for value in values)
+    return [value for value in values if value is not None]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "noise", "tolerance", "judgement"),
+    [
+        pytest.param(0.515, 0.01, 0.05, "equal", id="three percent of five"),
+        pytest.param(0.515, 0.005, 0.01, "worse", id="three percent of one"),
+        pytest.param(0.54, 0.20, 0.05, "unclear", id="eight percent in twenty percent of noise"),
+        pytest.param(0.50, 0.20, 0.05, "unclear", id="no change in twenty percent of noise"),
+        pytest.param(0.60, 0.05, 0.05, "worse", id="twenty percent in five percent of noise"),
+        pytest.param(0.60, 0.00, 0.20, "equal", id="twenty percent is not more than twenty"),
+    ],
+)
+def test_only_beyond_the_share_and_the_noise(
+    tmp_path: Path, seconds: float, noise: float, tolerance: float, judgement: str
+) -> None:
+    add(tmp_path / "base" / "a", step_times(0.5, noise, seed=3))
+    add(tmp_path / "new" / "a", step_times(seconds, noise, seed=4))
+    result = compared(tmp_path, tolerance + 1e-9)
+    assert change(result, "step_time_s").judgement == judgement
+    assert (result.exit_code == EXIT_REGRESSION) is (judgement == "worse")
+
+
+def test_repeated_runs_are_compared_as_runs(tmp_path: Path) -> None:
+    for number, seconds in enumerate((0.50, 0.55, 0.60)):
+        add(tmp_path / "base" / f"a{number}", step_times(seconds))
+    for number, seconds in enumerate((0.56, 0.62)):
+        add(tmp_path / "new" / f"a{number}", step_times(seconds))
+    step = change(compared(tmp_path), "step_time_s")
+    assert step.noise == "between runs (3 in the base, 2 now)"
+    assert step.base == pytest.approx((0.50 * 0.55 * 0.60) ** (1 / 3))
+    assert step.new == pytest.approx((0.56 * 0.62) ** 0.5)
+    # the steps within each run are all alike, but the runs are not: within their noise this is no regression
+    assert step.low is not None
+    assert step.low < 1
+    assert step.judgement == "unclear"
+
+
+def test_what_is_measured_once_a_run_has_no_interval(tmp_path: Path) -> None:
+    add(tmp_path / "base" / "a", step_times(0.5), setup_time_s=20.0)
+    add(tmp_path / "new" / "a", step_times(0.5), setup_time_s=30.0)
+    result = compared(tmp_path)
+    setup, memory = change(result, "setup_time_s"), change(result, "peak_memory_bytes")
+    assert (setup.base, setup.new, setup.ratio, setup.low) == (20.0, 30.0, 1.5, None)
+    assert (memory.ratio, memory.verdict) == (1.0, "not judged")
+    assert memory.noise == "one run a side: repeat runs for an interval"
+    assert result.exit_code == EXIT_OK
+
+
+def test_losses_of_different_length_are_not_compared(tmp_path: Path) -> None:
+    add(tmp_path / "base" / "a", step_times(0.5, count=50))
+    add(tmp_path / "new" / "a", step_times(0.5, count=40))
+    loss = change(compared(tmp_path), "final_loss")
+    assert (loss.ratio, loss.noise) == (None, "data or number of steps differ")
+
+
+def test_too_few_steps_are_not_judged(tmp_path: Path) -> None:
+    add(tmp_path / "base" / "a", step_times(0.5, count=9))
+    add(tmp_path / "new" / "a", step_times(0.6, count=9))
+    step = change(compared(tmp_path), "step_time_s")
+    assert (step.low, step.judgement) == (None, "not judged")
+    assert step.ratio == pytest.approx(1.2)
+    assert step.noise == "too few steady steps (7 in the base, 7 now; 8 are enough)"
+
+
+def test_each_configuration_has_its_own_place(tmp_path: Path) -> None:
+    for name, nodes in (("alike", 1), ("missing", 2), ("killed", 4), ("running", 8)):
+        add(tmp_path / "base" / name, step_times(0.5), nodes)
+    add(tmp_path / "base" / "bad", step_times(0.5), 16, state="failed", end_reason="killed")
+    add(tmp_path / "base" / "alike-failed", step_times(0.5)[:9], state="failed", end_reason="killed")
+    add(tmp_path / "new" / "alike", step_times(0.5))
+    add(tmp_path / "new" / "killed", step_times(0.5)[:20], 4, state="failed", end_reason="out_of_memory")
+    add(tmp_path / "new" / "running", step_times(0.5)[:20], 8, state="running", ended_at_s=None)
+    add(tmp_path / "new" / "added", step_times(0.5), 32)
+    add(tmp_path / "new" / "unreadable", step_times(0.5), 32)
+    (tmp_path / "new" / "unreadable" / "plan.json").write_text("{")
+    result = compared(tmp_path)
+    assert [pair.configuration for pair in result.pairs] == [TOY]
+    [broken] = result.broken
+    assert "16 x test_gpu" in broken
+    assert "valid in the base (killed), not now: killed: failed (out_of_memory)" in broken
+    texts = "\n".join(result.not_compared)
+    for expected in (
+        "8 x test_gpu, 2 node(s), zero3, bf16, micro batch 4 x 1, sequence 32: no run to compare with missing of the base",
+        "32 x test_gpu, 8 node(s), zero3, bf16, micro batch 4 x 1, sequence 32: not finished: running: running",
+        "64 x test_gpu, 16 node(s), zero3, bf16, micro batch 4 x 1, sequence 32: no valid run in the base: bad: failed",
+        "128 x test_gpu, 32 node(s), zero3, bf16, micro batch 4 x 1, sequence 32: no such run in the base",
+        f"{TOY}: left out: alike-failed: failed (killed), 9 of 9 steps recorded",
+        f"{tmp_path}/new/unreadable: model, GPUs, batch or sequence not known: ",
+    ):
+        assert expected in texts
+    assert result.exit_code == EXIT_REGRESSION
+
+
+def test_no_matching_run_is_an_error(tmp_path: Path) -> None:
+    add(tmp_path / "base" / "a", step_times(0.5), nodes=1)
+    add(tmp_path / "new" / "b", step_times(0.5), nodes=2)
+    with pytest.raises(RecordError) as error:
+        compared(tmp_path)
+    text = str(error.value)
+    assert text.startswith("--against: no run here has a valid run of equal configuration in the base")
+    assert "nearest: toy on 4 x test_gpu" in text
+    assert "nodes=1 instead of 2, gpus=4 instead of 8" in text
+
+
+def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
+    add(tmp_path / "a", step_times(0.5))
+    frames = load_frames([tmp_path])
+    with pytest.raises(RecordError, match="every run is also in the base; give other folders"):
+        compare(frames, frames)
+
+
+def test_runs_of_the_base_inside_the_folder_are_left_out(tmp_path: Path) -> None:
+    add(tmp_path / "base" / "a", step_times(0.5))
+    add(tmp_path / "later", step_times(0.6))
+    result = compare(load_frames([tmp_path]), load_frames([tmp_path / "base"]))
+    assert result.pairs[0].new_runs == ("later",)
+
+
+def test_an_empty_side_is_an_error(tmp_path: Path) -> None:
+    add(tmp_path / "base" / "a", step_times(0.5))
+    (tmp_path / "new").mkdir()
+    with pytest.raises(RecordError) as error:
+        compared(tmp_path)
+    assert "no run to compare with a of the base" in str(error.value)
+    assert f"{tmp_path}/new: no run here" in str(error.value)
+
+
+@pytest.mark.parametrize("tolerance", [-0.1, float("nan"), float("inf")])
+def test_a_tolerance_is_a_share(tmp_path: Path, tolerance: float) -> None:
+    frames = load_frames([tmp_path])
+    with pytest.raises(ConfigError, match=rf"--tolerance={tolerance:g}: must be a share of the step time, 0 or above"):
+        compare(frames, frames, tolerance)
+
+
+def test_text_and_json_say_the_same(tmp_path: Path) -> None:
+    add(tmp_path / "base" / "a", step_times(0.5))
+    add(tmp_path / "new" / "b", step_times(0.6))
+    result = compared(tmp_path)
+    lines = render_comparison(result).splitlines()
+    assert lines[:2] == [TOY, "base: a; now: b"]
+    assert lines[3].split() == "step time 0.5 s 0.6 s +20.0 % +20.0 % to +20.0 % slower".split()
+    assert lines[-1] == (
+        "Regression: 1 of 1 configuration(s) slower (step time more than 5 % longer and its 95 % interval above no change)."
+    )
+    values = json.loads(comparison_json(result))
+    assert (values["schema_version"], values["exit_code"], values["slower"]) == (1, 5, [TOY])
+    assert values["pairs"][0]["changes"][0]["ratio"] == pytest.approx(1.2)
+
+
+def test_an_unclear_result_says_what_would_help(tmp_path: Path) -> None:
+    add(tmp_path / "base" / "a", step_times(0.5, 0.2, seed=3))
+    add(tmp_path / "new" / "a", step_times(0.5, 0.2, seed=4))
+    last = render_comparison(compared(tmp_path)).splitlines()[-1]
+    assert last.startswith("No regression shown in 1 configuration(s)")
+    assert last.endswith("Unclear in 1: repeat runs, or make them longer, to narrow the interval.")
