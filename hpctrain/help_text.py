@@ -12,7 +12,8 @@ Plans, launches and measures large-model training. The verb comes first; without
   submit   plan, check, hand the run to Slurm (or to this machine) and return its job id and run folder
   plan     print the plan, the batch script and the DeepSpeed JSON; needs no Slurm, no GPU, no torch   [--json]
   status   state of runs: step, loss, step time      [FOLDER ...] [--json]
-  report   measured numbers of runs, with a picture  [FOLDER ...]
+  report   measured numbers of runs and logs         [FOLDER ...] [-o FILE.html] [--against BASE]
+  read-log a training log of another system          FILE ... [--json]
   cancel   end the jobs of run folders               FOLDER ...
 
 Options of submit and plan:
@@ -32,7 +33,7 @@ Examples:
   python -m hpctrain model=530b nodes=128                          submit to Slurm
   python -m hpctrain -m model=175b nodes=16,32,64,128              a sweep
 
-Exit codes: 0 done, 2 configuration, 3 does not fit, 4 launch; a followed run that failed: that of its end reason.
+Exit codes: 0 done, 2 configuration, 3 does not fit, 4 launch, 5 slower than the baseline; a followed run that failed: that of its end reason.
 """
 
 

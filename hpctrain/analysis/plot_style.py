@@ -5,9 +5,13 @@ The colours are those of Okabe and Ito (2008), which colour-blind readers tell a
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
+import matplotlib as mpl
+import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.typing import LegendLocType, RcKeyType
 
 BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BLACK = "#0072B2 #E69F00 #009E73 #D55E00 #CC79A7 #56B4E9 #000000".split()
@@ -28,7 +32,13 @@ STYLE: dict[RcKeyType, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.2,
     "figure.dpi": 150,
+    "hatch.linewidth": 0.5,
 }
+WIDTH_IN = 7.2
+"""Width of every figure in inches: the text width of an A4 or letter page with usual margins."""
+TITLE_CHARACTERS = 96
+"""Bold characters of a title that fit into one line of ``WIDTH_IN``."""
+_TIME_UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
 def boxed_legend(axis: Axes, place: LegendLocType) -> None:
@@ -38,3 +48,63 @@ def boxed_legend(axis: Axes, place: LegendLocType) -> None:
 
 def write_message(axis: Axes, text: str) -> None:
     axis.text(0.5, 0.5, text, transform=axis.transAxes, ha="center", va="center", color="#555555")
+
+
+def message_figure(title: str, text: str) -> Figure:
+    """A figure that says why there is nothing to draw."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_IN, 1.7), layout="constrained")
+        axis = figure.subplots()
+        axis.set_axis_off()
+        set_title(figure, title)
+        write_message(axis, textwrap.fill(text, 100))
+        return figure
+
+
+def set_title(figure: Figure, *lines: str) -> None:
+    """The title of a whole figure from its left edge, each line wrapped at the figure's width."""
+    wrapped = [part for line in lines for part in textwrap.wrap(line, TITLE_CHARACTERS)]
+    figure.suptitle("\n".join(wrapped), x=0.008, ha="left", size=8.5, weight="bold")
+
+
+def time_unit(longest_s: float) -> tuple[float, str]:
+    """Seconds of one unit, and its name: the largest unit of which the longest time has at least two.
+
+    >>> time_unit(100), time_unit(7200), time_unit(90000)
+    ((1.0, 's'), (3600.0, 'h'), (3600.0, 'h'))
+    """
+    return next((unit for unit in _TIME_UNITS if longest_s >= 2 * unit[0]), (1.0, "s"))
+
+
+def short_name(name: str, width: int = 34) -> str:
+    """A name that fits beside a row: the middle is left out, since run names begin and end with what differs.
+
+    >>> short_name("175b-16n-zero3-20260101-120000-ab12", 20)
+    '175b-16n-z…0000-ab12'
+    """
+    if len(name) <= width:
+        return name
+    kept = width - 1
+    return f"{name[: kept - kept // 2]}…{name[-(kept // 2) :]}"
+
+
+def names(values: pd.Series) -> str:
+    """Up to three different values in words.
+
+    >>> names(pd.Series(["a", "b", "a"])), names(pd.Series(list("abcde"))), names(pd.Series([], dtype="string"))
+    ('a, b', 'a, b, c and 2 more', 'none')
+    """
+    found = [str(value) for value in values.dropna().unique()]
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return ", ".join(found[:3]) + more or "none"
+
+
+def models_on_hardware(runs: pd.DataFrame) -> str:
+    """What ran where; logs of other systems often state neither."""
+    models = names(runs["model"]) if runs["model"].notna().any() else "model not stated"
+    return f"{models} on {names(runs['hardware'])}" if runs["hardware"].notna().any() else models
+
+
+def where(runs: pd.DataFrame) -> str:
+    """Models, hardware and number of the runs of a figure, for its title."""
+    return f"{models_on_hardware(runs)}, {len(runs)} {'run' if len(runs) == 1 else 'runs'}"

@@ -17,13 +17,30 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter, NullLocator
 
-from hpctrain.analysis.plot_style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, STYLE, VERMILLION, write_message
+from hpctrain.analysis.plot_style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    STYLE,
+    VERMILLION,
+    models_on_hardware,
+    names,
+    short_name,
+    write_message,
+)
 from hpctrain.analysis.scaling import Scaling
 from hpctrain.analysis.summary import rank_word
 
 _SERIES_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 _SERIES_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MAX_ROWS = 40
+"""Runs of one figure with a row each; more are not legible on a page."""
 _CONVENTION_STYLE = {"model": ("o", BLUE), "hardware": ("s", GREEN), "megatron": ("D", VERMILLION)}
+_RATES = [*(f"{name}_tflops_per_gpu" for name in _CONVENTION_STYLE), "printed_tflops_per_gpu"]
 
 
 def plot_tflops(runs: pd.DataFrame, published: pd.DataFrame | None = None) -> Figure:
@@ -33,19 +50,20 @@ def plot_tflops(runs: pd.DataFrame, published: pd.DataFrame | None = None) -> Fi
         runs: frame ``runs``; runs that are not valid are not drawn, their number is in the title.
         published: published results as given by ``published.as_runs``, filtered by the caller.
     """
-    ours = runs[runs["valid"]]
+    ours = runs[runs["valid"].fillna(False).astype(bool) & runs[_RATES].notna().any(axis=1)]
     theirs = published[published["megatron_tflops_per_gpu"].notna()] if published is not None else runs.iloc[:0]
-    rows = max(1, len(ours)), len(theirs)
+    shown = ours.head(MAX_ROWS)
+    rows = max(1, len(shown)), len(theirs)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 1.7 + 0.24 * sum(rows) + (0.6 if rows[1] else 0)), layout="constrained")
         ratios = [count + 1.2 for count in rows if count]
         axes = figure.subplots(len(ratios), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": ratios})[:, 0]
-        _draw_own_tflops(axes[0], ours, len(runs))
+        _draw_own_tflops(axes[0], shown, len(ours), len(runs))
         if rows[1]:
             _draw_published_tflops(axes[1], theirs)
         if len(ours) or len(theirs):
             figure.legend(loc="outside lower center", ncols=3)
-        word = "/".join(dict.fromkeys(rank_word(device) for device in ours["device"])) or "GPU"
+        word = "/".join(dict.fromkeys(_word(device) for device in ours["device"])) or "GPU"
         axes[-1].set_xlabel(f"TFLOP/s per {word} (1e12 FLOP/s), median over the steady steps of a run")
         drawn = [value for axis in axes for line in axis.lines for value in np.asarray(line.get_xdata(), dtype=float)]
         if drawn and max(drawn) > 30 * min(drawn):
@@ -55,39 +73,55 @@ def plot_tflops(runs: pd.DataFrame, published: pd.DataFrame | None = None) -> Fi
         return figure
 
 
-def _draw_own_tflops(axis: Axes, ours: pd.DataFrame, num_runs: int) -> None:
-    left_out = f", {num_runs - len(ours)} left out as not valid" if num_runs > len(ours) else ""
-    models, hardware = _names(ours["model"]), _names(ours["hardware"])
+def _draw_own_tflops(axis: Axes, ours: pd.DataFrame, num_valid: int, num_runs: int) -> None:
+    left_out = f", {num_runs - num_valid} left out as not valid" if num_runs > num_valid else ""
     if ours.empty:
         axis.set_title(f"Own runs{left_out}")
         axis.set_yticks([])
         write_message(axis, "no valid run to show")
         return
-    axis.set_title(f"{models} on {hardware}\n{len(ours)} run(s){left_out}\nmodel, hardware and Megatron FLOPs")
-    positions = np.arange(len(ours))
+    counted = f"{num_valid} run(s)" if len(ours) == num_valid else f"the first {len(ours)} of {num_valid} runs"
+    axis.set_title(f"{models_on_hardware(ours)}\n{counted}{left_out}\nmodel, hardware and Megatron FLOPs")
     for name, (marker, colour) in _CONVENTION_STYLE.items():
-        values = ours[f"{name}_tflops_per_gpu"].to_numpy(dtype=float)
         # The hardware count equals the model count without recomputation: the hollow square stays visible around the dot.
-        face = "none" if name == "hardware" else colour
-        size = 7 if name == "hardware" else 4.5
-        axis.plot(values, positions, ls="", marker=marker, ms=size, color=colour, mfc=face, label=f"{name} FLOPs")
-    peaks = ours["peak_tflops_per_gpu"].to_numpy(dtype=float, na_value=np.nan)
-    if np.isfinite(peaks).any():
-        axis.plot(
-            peaks[np.isfinite(peaks)],
-            positions[np.isfinite(peaks)],
-            "|",
-            color=BLACK,
-            ms=9,
-            label="peak of the hardware",
-        )
+        hollow = name == "hardware"
+        _draw_rates(
+            axis, ours[f"{name}_tflops_per_gpu"], marker, f"{name} FLOPs",
+            color=colour, mfc="none" if hollow else colour, ms=7 if hollow else 4.5,
+        )  # fmt: skip
+    _draw_intervals(axis, ours)
+    _draw_rates(axis, ours["printed_tflops_per_gpu"], "x", "as the log prints it", color=PURPLE, ms=5)
+    _draw_rates(axis, ours["achievable_tflops_per_gpu"], 2, "best measured matmul", color=GREY, ms=6)
+    _draw_rates(axis, ours["peak_tflops_per_gpu"], "|", "peak of the hardware", color=BLACK, ms=9)
     _name_rows(
-        axis, [f"{run} ({gpus} {rank_word(device)}s)" for run, gpus, device in _rows(ours, "run", "gpus", "device")]
+        axis,
+        [
+            f"{short_name(run, 44)} ({_ranks(gpus, device)})"
+            for run, gpus, device in _rows(ours, "run", "gpus", "device")
+        ],
     )
 
 
+def _draw_intervals(axis: Axes, ours: pd.DataFrame) -> None:
+    """A line through the model count of each run whose median has a confidence interval: rates go as one over the time."""
+    columns = ["model_tflops_per_gpu", "step_time_s", "step_time_low_s", "step_time_high_s"]
+    rate, time_s, low_s, high_s = (ours[name].to_numpy(dtype=float, na_value=np.nan) for name in columns)
+    slow, fast = rate * time_s / high_s, rate * time_s / low_s
+    rows = np.flatnonzero(np.isfinite(slow) & np.isfinite(fast))
+    if len(rows):
+        axis.hlines(rows, slow[rows], fast[rows], color=BLUE, lw=2.5, alpha=0.5, label="95 % interval of the median")
+
+
+def _draw_rates(axis: Axes, values: pd.Series, marker: str | int, label: str, **style: Any) -> None:
+    """A mark in the row of each run that has a value."""
+    rates = values.to_numpy(dtype=float, na_value=np.nan)
+    rows = np.flatnonzero(np.isfinite(rates))
+    if len(rows):
+        axis.plot(rates[rows], rows, ls="", marker=marker, label=label, **style)
+
+
 def _draw_published_tflops(axis: Axes, theirs: pd.DataFrame) -> None:
-    sources, hardware = _names(theirs["source"]), _names(theirs["hardware"])
+    sources, hardware = names(theirs["source"]), names(theirs["hardware"])
     axis.set_title(
         f"Published: {sources}\n{len(theirs)} point(s) on {hardware}\nMegatron FLOPs, full recomputation counted"
     )
@@ -129,7 +163,7 @@ def plot_scaling(ours: Scaling, published: Scaling | None = None) -> Figure:
 
 def _draw_scaling(axis: Axes, scaling: Scaling, owner: str, unit: str, line_style: str) -> None:
     points = scaling.points[scaling.points["efficiency"].notna()]
-    words = list(dict.fromkeys(rank_word(device) for device in points["device"])) or ["GPU"]
+    words = list(dict.fromkeys(_word(device) for device in points["device"])) or ["GPU"]
     batch = "same global batch" if scaling.kind == "strong" else f"same batch per {'/'.join(words)}"
     title = f"{owner}: {scaling.kind} scaling, {batch}"
     axis.set_xlabel(f"{'/'.join(words)}s (nodes)")
@@ -137,10 +171,10 @@ def _draw_scaling(axis: Axes, scaling: Scaling, owner: str, unit: str, line_styl
     if points.empty:
         axis.set_title(title)
         axis.set_xticks([])
-        write_message(axis, textwrap.fill("; ".join(scaling.messages[:3]) or "no run to compare", 44))
+        write_message(axis, _short_text("; ".join(scaling.messages[:3]) or "no run to compare"))
         return
     axis.set_title(
-        f"{title}\n{_names(points['model'])}\n{_names(points['hardware'])}\n"
+        f"{title}\n{names(points['model'])}\n{names(points['hardware'])}\n"
         f"{points['num_runs'].sum()} {unit}, no FLOP count enters"
     )
     for number, (label, group) in enumerate(points.groupby("group", sort=False)):
@@ -153,9 +187,14 @@ def _draw_scaling(axis: Axes, scaling: Scaling, owner: str, unit: str, line_styl
             marker=_SERIES_MARKERS[(number + lap) % len(_SERIES_MARKERS)],
             ms=5,
             color=_SERIES_COLOURS[number % len(_SERIES_COLOURS)],
-            label=f"{label} (base {group['base_gpus'].iloc[0]} {rank_word(group['device'].iloc[0])}s)",
+            label=f"{label} (base {_ranks(group['base_gpus'].iloc[0], group['device'].iloc[0])})",
         )
     _name_sizes(axis, points)
+
+
+def _short_text(text: str) -> str:
+    """A message that fits into half of a figure; the rest of it is in ``Scaling.messages``."""
+    return "\n".join(textwrap.wrap(text, 44, max_lines=9, placeholder=" …"))
 
 
 def _name_sizes(axis: Axes, points: pd.DataFrame) -> None:
@@ -177,12 +216,11 @@ def _rows(table: pd.DataFrame, *columns: str) -> Any:
     return table[list(columns)].itertuples(index=False)
 
 
-def _names(values: pd.Series) -> str:
-    """Up to three different values in words.
+def _word(device: Any) -> str:
+    """What a rank is called on this device; logs of other systems do not name it, and are of GPUs."""
+    return rank_word(None if pd.isna(device) else device)
 
-    >>> _names(pd.Series(["a", "b", "a"])), _names(pd.Series(list("abcde"))), _names(pd.Series([], dtype="string"))
-    ('a, b', 'a, b, c and 2 more', 'none')
-    """
-    names = [str(value) for value in values.dropna().unique()]
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more or "none"
+
+def _ranks(count: Any, device: Any) -> str:
+    """A number of ranks in words; ``?`` where it is not known."""
+    return f"{'?' if pd.isna(count) else count} {_word(device)}{'' if count is not pd.NA and count == 1 else 's'}"

@@ -65,6 +65,24 @@ def plot_run(summary: RunSummary, steps: pd.DataFrame) -> Figure:
         return figure
 
 
+def plot_loss_and_step_time(summary: RunSummary, steps: pd.DataFrame) -> Figure:
+    """Loss and step time over the steps side by side, without a title: for a page that names the run itself.
+
+    Args:
+        summary: the run's row.
+        steps: its marked steps, at least one.
+    """
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(6.0, 2.4), layout="constrained")
+        loss, step_time = figure.subplots(1, 2)
+        for axis, unit in ((loss, "loss (nats per token)"), (step_time, "time of one step (s)")):
+            axis.set(ylabel=unit, xlabel="optimizer step")
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        _draw_loss(loss, steps)
+        _draw_step_time(step_time, summary, steps)
+        return figure
+
+
 def _plan_texts(summary: RunSummary) -> list[str]:
     """What the run was."""
     if summary.model is None:
@@ -141,6 +159,17 @@ def _draw_step_time(axis: Axes, summary: RunSummary, steps: pd.DataFrame) -> Non
         axis, other, "step_time_s", top, color=GREY, marker="o", mfc="white", label="warm-up or dead: not counted"
     )
     _draw_points(axis, steady, "step_time_s", top, color=BLUE, marker="o", label="steady")
+    outliers = curve[curve["outlier"]]
+    _draw_points(
+        axis,
+        outliers,
+        "step_time_s",
+        top,
+        color=VERMILLION,
+        marker="s",
+        mfc="none",
+        label="outlier, counted all the same",
+    )
     _draw_points(axis, curve, "data_time_s", top, color=ORANGE, marker=".", label="waiting for data")
     if summary.step_time_s is not None:
         interval = ""
@@ -185,8 +214,12 @@ def _draw_points(
 
 
 def _draw_throughput(axis: Axes, summary: RunSummary, steps: pd.DataFrame) -> None:
-    curve = steps[~steps["superseded"] & (steps["step_time_s"] > 0)]
+    # A log of another system may not tell the tokens of a step; they are 0 then.
+    curve = steps[~steps["superseded"] & (steps["step_time_s"] > 0) & (steps["tokens"] > 0)]
     steady, other = curve[curve["steady"]], curve[~curve["steady"]]
+    if curve.empty and summary.tokens_per_s is None:
+        write_message(axis, "tokens of a step not known")
+        return
     for rows, colour, face, label in ((other, GREY, "white", "not counted"), (steady, BLUE, BLUE, "steady")):
         axis.plot(
             rows["step"],
@@ -212,9 +245,15 @@ def _draw_throughput(axis: Axes, summary: RunSummary, steps: pd.DataFrame) -> No
 
 
 def _draw_memory(axis: Axes, summary: RunSummary, steps: pd.DataFrame) -> None:
+    known = steps[steps["peak_memory_bytes"] > 0]
+    if known.empty and summary.predicted_memory_bytes is None:
+        write_message(axis, "no memory recorded")
+        return
     measure = "resident size of the process" if summary.device == "cpu" else "GPU allocator"
-    for attempt, part in steps.groupby("attempt"):
-        label = f"measured ({measure})" if attempt == steps["attempt"].min() else None
+    if summary.source != "hpctrain":
+        measure = "as the log tells it"
+    for attempt, part in known.groupby("attempt"):
+        label = f"measured ({measure})" if attempt == known["attempt"].min() else None
         axis.plot(part["step"], part["peak_memory_bytes"] / GIB, color=BLUE, label=label)
     if summary.predicted_memory_bytes is not None:
         predicted = summary.predicted_memory_bytes / GIB

@@ -1,0 +1,171 @@
+"""AngelPTM's results: the ratios that its texts print, and nothing beyond them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hpctrain.analysis.angelptm_figures import RESULTS, angelptm_points, published_gains, scaling_rows, size_rows
+from hpctrain.analysis.angelptm_plots import plot_angelptm
+from hpctrain.analysis.frames import RUN_DTYPES
+from hpctrain.analysis.predicted import predict_memory_published, predict_published
+from hpctrain.analysis.published import load_published
+from tests.analysis.test_plots import png
+
+
+@pytest.fixture(scope="module")
+def published() -> pd.DataFrame:
+    return load_published()
+
+
+def own_runs(*rows: dict[str, Any]) -> pd.DataFrame:
+    """A frame ``runs``; each row is a valid run of the 28B model on AngelPTM's node type, but for what it states."""
+    usual = {
+        "run": "run",
+        "model": "28b",
+        "num_parameters": 27_900_000_000,
+        "hardware": "hccpnv4h",
+        "device": "cuda",
+        "valid": True,
+        "reason": "",
+        "nodes": 1,
+        "gpus": 8,
+        "micro_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "global_batch_size": 32,
+        "seq_len": 1024,
+        "zero_stage": 3,
+        "zero_settings": "{}",
+        "tokens_per_s": 800.0,
+    }
+    return pd.DataFrame([usual | row for row in rows], columns=list(RUN_DTYPES)).astype(RUN_DTYPES)
+
+
+NONE = own_runs()
+
+
+def test_ratios_are_those_that_are_printed(published: pd.DataFrame) -> None:
+    """Source: +44.42 %, +26.8 %, +94.71 % of the documentation, up to +114.8 % and +88.9 % of the abstract."""
+    gains = published_gains(published)
+    assert {(row.result, row.label): row.ratio for row in gains.itertuples()} == {
+        ("same-size speed", "AngelPTM"): pytest.approx(1.4442),
+        ("100B-class speed", "AngelPTM"): pytest.approx(1.268),
+        ("largest model", "AngelPTM"): pytest.approx(1.9471),
+        ("largest model", "paper, up to"): pytest.approx(2.148),
+        ("same-size speed", "paper, up to"): pytest.approx(1.889),
+    }
+    assert len(gains) == 5, "scaling over nodes is published as an image only"
+
+
+def test_the_printed_sizes_agree_with_the_printed_ratio(published: pd.DataFrame) -> None:
+    sizes = size_rows(published)
+    assert sizes[["own_model", "params_b"]].to_numpy().tolist() == [["28b", 27.9], ["55b", 54.8]]
+    assert sizes["ratio"].iloc[1] == pytest.approx(1.9471, rel=0.01)
+
+
+def test_without_own_runs_there_is_no_measured_point(published: pd.DataFrame) -> None:
+    other = own_runs({"hardware": "hgx_h200"}, {"valid": False}, {"hardware": None, "nodes": None})
+    for runs in (NONE, other):
+        assert "no run of ours on hccpnv4h" in plot_angelptm(published, runs).get_suptitle()
+        assert set(angelptm_points(published, runs)["series"]) == {"base", "published", "predicted"}
+
+
+def test_scaling_rows_keep_the_batch_of_a_gpu(published: pd.DataFrame) -> None:
+    rows = scaling_rows(published)
+    assert rows[["own_model", "nodes", "num_gpus", "global_batch"]].to_numpy().tolist() == [
+        ["28b", 1, 8, 304],
+        ["55b", 1, 8, 80],
+        ["28b", 2, 16, 608],
+        ["55b", 2, 16, 160],
+        ["28b", 4, 32, 1216],
+        ["55b", 4, 32, 320],
+    ]
+    assert rows["notes"].str.contains("network 100 Gb/s a node", regex=False).all()
+
+
+def test_predictions_are_those_of_the_plan(published: pd.DataFrame) -> None:
+    points = angelptm_points(published, NONE, 1024)
+    predicted = points[points["series"] == "predicted"]
+    sizes = predicted[predicted["result"] == "largest model"].set_index("label")["ratio"]
+    expected = predict_memory_published(size_rows(published), 1024)["predicted_largest_b"] / 27.9
+    assert sizes["plan, blocks of 28b"] == pytest.approx(expected[0])
+    assert sizes["plan, blocks of 55b"] == pytest.approx(expected[1])
+    rows = predict_published(scaling_rows(published)).set_index(["own_model", "nodes"])["predicted_step_time_s"]
+    scaling = predicted[predicted["result"] == "multi-node scaling"].set_index(["label", "nodes"])["ratio"]
+    for model in ("28b", "55b"):
+        for nodes in (1, 2, 4):
+            assert scaling[model, nodes] == pytest.approx(rows[model, 1] / rows[model, nodes])
+    assert scaling["55b", 4] < scaling["55b", 2] < scaling["55b", 1] == 1
+
+
+def test_without_host_memory_no_largest_model_is_predicted(published: pd.DataFrame) -> None:
+    points = angelptm_points(published, NONE)
+    assert set(points.loc[points["series"] == "predicted", "result"]) == {"multi-node scaling"}
+    assert "all states on the host (its size not stated)" in plot_angelptm(published, NONE).get_suptitle()
+
+
+def test_own_runs_on_the_node_type(published: pd.DataFrame) -> None:
+    larger = {"model": "55b", "num_parameters": 54_800_000_000}
+    two_nodes = {"nodes": 2, "gpus": 16, "global_batch_size": 64, "tokens_per_s": 1520.0}
+    runs = own_runs({}, larger, two_nodes)
+    points = angelptm_points(published, runs)
+    ours = points[points["series"] == "measured"]
+    size = ours[ours["result"] == "largest model"].iloc[0]
+    assert (size["ratio"], size["num_runs"]) == (pytest.approx(54.8 / 27.9), 1)
+    scaling = ours[ours["result"] == "multi-node scaling"]
+    assert scaling[["nodes", "ratio"]].to_numpy().tolist() == [[1, 1.0], [2, pytest.approx(0.95)]]
+
+
+def bar_widths(figure: Any) -> dict[str, list[float]]:
+    return {axis.get_title("left"): [bar.get_width() for bar in axis.patches] for axis in figure.axes}
+
+
+def test_what_is_drawn_is_what_is_published(published: pd.DataFrame) -> None:
+    figure = plot_angelptm(published, NONE, 1024)
+    assert len(png(figure)) > 3_000
+    points = angelptm_points(published, NONE, 1024)
+    predicted = points.loc[(points["series"] == "predicted") & (points["result"] == "largest model"), "ratio"]
+    assert bar_widths(figure) == {
+        RESULTS["largest model"]: [1, pytest.approx(1.9471), pytest.approx(2.148), *predicted],
+        RESULTS["same-size speed"]: [1, pytest.approx(1.4442), pytest.approx(1.889)],
+        RESULTS["multi-node scaling"]: [],
+        RESULTS["100B-class speed"]: [1, pytest.approx(1.268)],
+    }
+    assert [axis.get_xlabel() for axis in figure.axes] == [
+        "ratio of parameters (base = 1)",
+        "ratio of speeds (base = 1)",
+        "nodes",
+        "ratio of speeds (base = 1)",
+    ]
+    assert figure.axes[2].get_ylabel() == "weak scaling\nefficiency (%)"
+    texts = [text.get_text().replace("\n", " ") for text in figure.axes[2].texts]
+    assert texts == ["28b", "55b", "AngelPTM: published as an image only, no text gives a number"]
+    assert "1,024 tokens a sequence, all states on the host (1,024 GiB a node)" in figure.get_suptitle()
+    assert "no run of ours on hccpnv4h" in figure.get_suptitle()
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "measured by us: no run on hccpnv4h" in labels
+    lines = {line.get_linestyle() for line in figure.axes[2].lines if line.get_marker() == "x"}
+    assert lines == {"--"}
+
+
+def test_own_runs_are_drawn(published: pd.DataFrame) -> None:
+    runs = own_runs({}, {"nodes": 2, "gpus": 16, "global_batch_size": 64, "tokens_per_s": 1520.0})
+    figure = plot_angelptm(published, runs)
+    assert len(png(figure)) > 3_000
+    size, _, scaling, _ = figure.axes
+    (star,) = [line for line in size.lines if line.get_marker() == "*"]
+    assert np.asarray(star.get_xdata(), dtype=float) == pytest.approx([1.0])
+    (line,) = [line for line in scaling.lines if line.get_marker() == "*"]
+    assert np.asarray(line.get_ydata(), dtype=float) == pytest.approx([100, 95])
+    assert [label.get_text() for label in scaling.get_xticklabels()] == ["1", "2", "4"]
+    assert "2 of our runs on hccpnv4h" in figure.get_suptitle()
+
+
+def test_without_the_published_rows_it_says_so(published: pd.DataFrame) -> None:
+    figure = plot_angelptm(published[published["file"] != "angelptm.csv"], NONE)
+    texts = [axis.texts[0].get_text() for axis in figure.axes]
+    assert texts.count("not in the frame of published results") == 3
+    assert "predicted by our plan: none" in [text.get_text() for text in figure.legends[0].get_texts()]
