@@ -33,7 +33,8 @@ Examples:
   python -m hpctrain model=530b nodes=128                          submit to Slurm
   python -m hpctrain -m model=175b nodes=16,32,64,128              a sweep
 
-Exit codes: 0 done, 2 configuration, 3 does not fit, 4 launch, 5 slower than the baseline; a followed run that failed: that of its end reason.
+Exit codes: 0 done, 2 configuration, 3 does not fit, 4 launch, 5 slower than the baseline;
+a followed run that failed: that of its end reason.
 """
 
 

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from hpctrain.analysis.angelptm_figures import RESULTS, angelptm_points, published_gains, scaling_rows, size_rows
-from hpctrain.analysis.angelptm_plots import plot_angelptm
+from hpctrain.analysis.figures.angelptm_plots import plot_angelptm
 from hpctrain.analysis.frames import RUN_DTYPES
 from hpctrain.analysis.predicted import predict_memory_published, predict_published
 from hpctrain.analysis.published import load_published
-from tests.analysis.test_plots import png
+from tests.analysis.figures.test_plots import png
 
 
 @pytest.fixture(scope="module")

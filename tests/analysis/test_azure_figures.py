@@ -19,12 +19,12 @@ from hpctrain.analysis.azure_figures import (
     azure_points,
     with_predictions,
 )
-from hpctrain.analysis.azure_plots import plot_azure_figure
+from hpctrain.analysis.figures.azure_plots import plot_azure_figure
 from hpctrain.analysis.frames import RUN_DTYPES
 from hpctrain.analysis.predicted import predict_published
 from hpctrain.analysis.published import load_published
 from hpctrain.plan.software import SOFTWARE
-from tests.analysis.test_plots import png
+from tests.analysis.figures.test_plots import png
 
 NAMES: list[FigureName] = list(FIGURES)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.analysis.comparison import Change, Comparison, compare
-from hpctrain.analysis.comparison_text import comparison_json, render_comparison
 from hpctrain.analysis.frames import load_frames
+from hpctrain.analysis.report.comparison_text import comparison_json, render_comparison
 from hpctrain.errors import EXIT_OK, EXIT_REGRESSION, ConfigError, RecordError
 from tests.analysis.make_runs import Attempt, make_run, toy_config
 

@@ -11,12 +11,12 @@ import pytest
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
+from hpctrain.analysis.figures.goodput_plots import MAX_ROWS, plot_goodput, plot_wall_clock
 from hpctrain.analysis.frames import Frames, load_frames
 from hpctrain.analysis.goodput import ATTEMPT_COLUMNS, PARTS, RUN_COLUMNS, Goodput, end_reasons, goodput
-from hpctrain.analysis.goodput_plots import MAX_ROWS, plot_goodput, plot_wall_clock
 from hpctrain.record.paths import RunPaths
+from tests.analysis.figures.test_plots import png
 from tests.analysis.make_runs import Attempt, make_run
-from tests.analysis.test_plots import png
 
 KILLED = {"state": "failed", "end_reason": "killed"}
 

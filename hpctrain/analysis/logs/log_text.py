@@ -8,7 +8,7 @@ from pathlib import Path
 from hpctrain.analysis.logs.conditions import find_conditions
 from hpctrain.analysis.logs.log_reading import LogReading
 from hpctrain.analysis.logs.log_runs import LogRun, log_runs
-from hpctrain.analysis.text_table import aligned
+from hpctrain.analysis.report.text_table import aligned
 
 _WIDTH = 100
 

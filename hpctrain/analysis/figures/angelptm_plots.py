@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from hpctrain.analysis.angelptm_figures import HARDWARE, RESULTS, Result, angelptm_points, own_runs
-from hpctrain.analysis.plot_style import BLACK, BLUE, GREY, STYLE, VERMILLION, WIDTH_IN, set_title, write_message
+from hpctrain.analysis.figures.style import BLACK, BLUE, GREY, STYLE, VERMILLION, WIDTH_IN, set_title, write_message
 from hpctrain.analysis.predicted import ASSUMED_SEQ_LEN
 
 _MAX_RATIO = 2.7

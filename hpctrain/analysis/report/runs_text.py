@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pandas as pd
 
+from hpctrain.analysis.figures.style import short_name
 from hpctrain.analysis.frames import run_summaries
-from hpctrain.analysis.plot_style import short_name
-from hpctrain.analysis.run_columns import MISSING
+from hpctrain.analysis.report.run_columns import MISSING
+from hpctrain.analysis.report.text_table import WIDTH, aligned, printable, wrapped
 from hpctrain.analysis.summary import FLOP_CONVENTIONS, RunSummary
-from hpctrain.analysis.text_table import WIDTH, aligned, printable, wrapped
 from hpctrain.units import GIB
 
 OWN_SOURCE = "hpctrain"

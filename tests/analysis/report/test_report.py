@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from hpctrain.analysis.frames import load_frames, read_run
-from hpctrain.analysis.report import render_summary, render_text, summary_table, write_summary
+from hpctrain.analysis.report.terminal import render_summary, render_text, summary_table, write_summary
 from hpctrain.analysis.summary import summarise
 from hpctrain.record.paths import RunPaths
 from hpctrain.units import gib

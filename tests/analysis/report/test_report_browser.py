@@ -11,10 +11,10 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page
 
 from hpctrain.analysis.frames import load_frames
-from hpctrain.analysis.write_report import write_report
-from tests.analysis.browser import chromium
-from tests.analysis.report_picture import draw
-from tests.analysis.report_runs import HOSTILE_NAME, make_sweep
+from hpctrain.analysis.report.write_report import write_report
+from tests.analysis.report.browser import chromium
+from tests.analysis.report.report_picture import draw
+from tests.analysis.report.report_runs import HOSTILE_NAME, make_sweep
 
 pytestmark = pytest.mark.browser
 

@@ -16,10 +16,10 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
+from hpctrain.analysis.figures.plots import MAX_ROWS, plot_scaling, plot_tflops
+from hpctrain.analysis.figures.run_plot import plot_run
 from hpctrain.analysis.frames import load_frames, read_run
-from hpctrain.analysis.plots import MAX_ROWS, plot_scaling, plot_tflops
 from hpctrain.analysis.published import as_runs, load_published
-from hpctrain.analysis.run_plot import plot_run
 from hpctrain.analysis.scaling import scaling_efficiency
 from hpctrain.analysis.summary import summarise
 from hpctrain.record.paths import RunPaths
@@ -283,8 +283,7 @@ def test_scaling_on_cpu_speaks_of_ranks(tmp_path: Path) -> None:
 
 
 def test_no_global_state_of_pyplot() -> None:
-    check = (
-        "import sys, hpctrain.analysis.report, hpctrain.analysis.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
-    )
-    root = Path(__file__).parents[2]
+    modules = "hpctrain.analysis.report.terminal, hpctrain.analysis.figures.plots"
+    check = f"import sys, {modules}; sys.exit('matplotlib.pyplot' in sys.modules)"
+    root = Path(__file__).parents[3]
     assert subprocess.run([sys.executable, "-c", check], cwd=root, check=False).returncode == 0

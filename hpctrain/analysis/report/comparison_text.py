@@ -6,8 +6,8 @@ import dataclasses
 import json
 
 from hpctrain.analysis.comparison import STEP_TIME, Change, Comparison, Pair
-from hpctrain.analysis.run_columns import MISSING
-from hpctrain.analysis.text_table import aligned, printable
+from hpctrain.analysis.report.run_columns import MISSING
+from hpctrain.analysis.report.text_table import aligned, printable
 from hpctrain.units import gib
 
 COMPARISON_SCHEMA_VERSION = 1

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from hpctrain.analysis.plot_style import (
+from hpctrain.analysis.figures.style import (
     BLACK,
     BLUE,
     GREY,

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from hpctrain.analysis.plot_style import (
+from hpctrain.analysis.figures.style import (
     BLACK,
     BLUE,
     GREEN,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from hpctrain.analysis.html_tables import prediction_errors
+from hpctrain.analysis.report.html_tables import prediction_errors
 from hpctrain.analysis.scaling import KIND_KEYS, scaling_efficiency
 from hpctrain.analysis.summary import rank_word
 

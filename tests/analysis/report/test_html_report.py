@@ -14,18 +14,18 @@ import pandas as pd
 import pytest
 
 from hpctrain.analysis.comparison import compare
-from hpctrain.analysis.environment import read_environment
 from hpctrain.analysis.frames import RUN_DTYPES, Frames, load_frames
-from hpctrain.analysis.html_figures import scaling_picture, throughput_picture
-from hpctrain.analysis.html_report import PublishedResults, render_html
 from hpctrain.analysis.published import load_published
-from hpctrain.analysis.published_match import matches, published_points
+from hpctrain.analysis.report.environment import read_environment
+from hpctrain.analysis.report.html_figures import scaling_picture, throughput_picture
+from hpctrain.analysis.report.html_report import PublishedResults, render_html
+from hpctrain.analysis.report.published_match import matches, published_points
+from hpctrain.analysis.report.write_report import write_report
 from hpctrain.analysis.run_row import RunSummary
 from hpctrain.analysis.scaling import scaling_efficiency
-from hpctrain.analysis.write_report import write_report
 from hpctrain.config.schema import ModelConfig
 from tests.analysis.make_runs import Attempt, make_run, toy_config
-from tests.analysis.report_runs import HOSTILE_NAME, make_sweep, write_code
+from tests.analysis.report.report_runs import HOSTILE_NAME, make_sweep, write_code
 
 GPT_175B = ModelConfig(
     "gpt175", "gpt", num_layers=96, hidden_size=12288, num_heads=96, vocab_size=50304, max_seq_len=512

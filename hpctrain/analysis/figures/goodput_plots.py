@@ -8,8 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hpctrain.analysis.goodput import PARTS, Goodput
-from hpctrain.analysis.plot_style import (
+from hpctrain.analysis.figures.style import (
     BLUE,
     GREY,
     ORANGE,
@@ -23,6 +22,7 @@ from hpctrain.analysis.plot_style import (
     time_unit,
     where,
 )
+from hpctrain.analysis.goodput import PARTS, Goodput
 
 MAX_ROWS = 40
 """Rows of one figure; more are not legible on a page."""

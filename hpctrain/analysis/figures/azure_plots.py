@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from hpctrain.analysis.azure_figures import FIGURES, FigureName, azure_points
-from hpctrain.analysis.plot_style import (
+from hpctrain.analysis.figures.style import (
     BLACK,
     BLUE,
     GREY,

@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 
 from hpctrain.analysis.comparison import Comparison
-from hpctrain.analysis.comparison_text import change_cells
-from hpctrain.analysis.environment import Environment, EnvironmentKey
-from hpctrain.analysis.run_columns import MISSING, RUN_COLUMNS, RunColumn, all_columns, cell_number, cell_text
+from hpctrain.analysis.report.comparison_text import change_cells
+from hpctrain.analysis.report.environment import Environment, EnvironmentKey
+from hpctrain.analysis.report.run_columns import MISSING, RUN_COLUMNS, RunColumn, all_columns, cell_number, cell_text
 from hpctrain.analysis.scaling import Scaling
 
 MAX_NAMES = 6

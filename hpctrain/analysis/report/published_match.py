@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from hpctrain.analysis.html_tables import Cell, Header, Row, Table, cell
 from hpctrain.analysis.published import as_runs
-from hpctrain.analysis.run_columns import RunColumn
+from hpctrain.analysis.report.html_tables import Cell, Header, Row, Table, cell
+from hpctrain.analysis.report.run_columns import RunColumn
 
 SAME_SIZE = 0.1
 """Published names are rounded: «175B» has 174.6e9 parameters; 10 % keeps neighbouring sizes apart."""

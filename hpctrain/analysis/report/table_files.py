@@ -8,7 +8,7 @@ import re
 import pandas as pd
 from tabulate import tabulate
 
-from hpctrain.analysis.run_columns import MISSING, RUN_COLUMNS, RunColumn, cell_text
+from hpctrain.analysis.report.run_columns import MISSING, RUN_COLUMNS, RunColumn, cell_text
 
 PAPER_KEYS = (
     "run", "model", "hardware", "nodes", "gpus", "parallelism", "precision", "micro_batch_size", "global_batch_size",

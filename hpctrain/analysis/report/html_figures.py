@@ -11,16 +11,16 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from hpctrain.analysis.agreement_plots import plot_memory_agreement, plot_step_time_agreement
-from hpctrain.analysis.figure_bytes import figure_bytes
+from hpctrain.analysis.figures.agreement_plots import plot_memory_agreement, plot_step_time_agreement
+from hpctrain.analysis.figures.figure_bytes import figure_bytes
+from hpctrain.analysis.figures.goodput_plots import plot_goodput
+from hpctrain.analysis.figures.plots import plot_scaling, plot_tflops
+from hpctrain.analysis.figures.run_plot import plot_loss_and_step_time
+from hpctrain.analysis.figures.telemetry_plots import plot_telemetry
 from hpctrain.analysis.frames import Frames, run_summaries
 from hpctrain.analysis.goodput import Goodput
-from hpctrain.analysis.goodput_plots import plot_goodput
-from hpctrain.analysis.plots import plot_scaling, plot_tflops
-from hpctrain.analysis.run_plot import plot_loss_and_step_time
 from hpctrain.analysis.scaling import Scaling
 from hpctrain.analysis.summary import RunSummary, rank_word
-from hpctrain.analysis.telemetry_plots import plot_telemetry
 
 MAX_RATED_RUNS = 30
 """Rows of the throughput figure; more would be taller than a screen."""

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 
 from hpctrain.analysis.frames import Frames, load_frames
-from hpctrain.analysis.run_columns import RUN_COLUMNS, RunColumn, all_columns, cell_number, cell_text
-from hpctrain.analysis.table_files import latex_text, markdown_text
-from hpctrain.analysis.write_report import SUFFIXES, check_report_path, write_report
+from hpctrain.analysis.report.run_columns import RUN_COLUMNS, RunColumn, all_columns, cell_number, cell_text
+from hpctrain.analysis.report.table_files import latex_text, markdown_text
+from hpctrain.analysis.report.write_report import SUFFIXES, check_report_path, write_report
 from hpctrain.errors import ConfigError, RecordError
 from tests.analysis.make_runs import Attempt, make_run, toy_config
-from tests.analysis.report_runs import HOSTILE_NAME
+from tests.analysis.report.report_runs import HOSTILE_NAME
 
 
 @pytest.fixture

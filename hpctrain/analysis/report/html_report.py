@@ -13,12 +13,12 @@ import jinja2
 import pandas as pd
 
 from hpctrain.analysis.comparison import Comparison
-from hpctrain.analysis.comparison_text import verdict_text
-from hpctrain.analysis.environment import Environment, environment_keys
 from hpctrain.analysis.frames import Frames
 from hpctrain.analysis.goodput import goodput
-from hpctrain.analysis.html_cards import Card, cards, counted_states
-from hpctrain.analysis.html_figures import (
+from hpctrain.analysis.report.comparison_text import verdict_text
+from hpctrain.analysis.report.environment import Environment, environment_keys
+from hpctrain.analysis.report.html_cards import Card, cards, counted_states
+from hpctrain.analysis.report.html_figures import (
     MAX_TELEMETRY_RUNS,
     Picture,
     RunPicture,
@@ -29,7 +29,7 @@ from hpctrain.analysis.html_figures import (
     telemetry_pictures,
     throughput_picture,
 )
-from hpctrain.analysis.html_tables import (
+from hpctrain.analysis.report.html_tables import (
     Header,
     Table,
     attempts_table,
@@ -41,7 +41,7 @@ from hpctrain.analysis.html_tables import (
     runs_table,
     scaling_table,
 )
-from hpctrain.analysis.published_match import matches, matches_table, published_points, published_sizes
+from hpctrain.analysis.report.published_match import matches, matches_table, published_points, published_sizes
 from hpctrain.analysis.scaling import KIND_KEYS, scaling_efficiency
 
 MAX_PICTURES = 24

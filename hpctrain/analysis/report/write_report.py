@@ -11,12 +11,12 @@ import pandas as pd
 
 import hpctrain
 from hpctrain.analysis.comparison import Comparison
-from hpctrain.analysis.environment import Environment, read_environment
 from hpctrain.analysis.frames import Frames
-from hpctrain.analysis.html_report import MAX_PICTURES, PublishedResults, render_html
 from hpctrain.analysis.published import load_published
-from hpctrain.analysis.report_file import replace_file
-from hpctrain.analysis.table_files import csv_bytes, latex_text, markdown_text, parquet_bytes
+from hpctrain.analysis.report.environment import Environment, read_environment
+from hpctrain.analysis.report.html_report import MAX_PICTURES, PublishedResults, render_html
+from hpctrain.analysis.report.report_file import replace_file
+from hpctrain.analysis.report.table_files import csv_bytes, latex_text, markdown_text, parquet_bytes
 from hpctrain.errors import ConfigError, Problem, RecordError
 
 _TABLES: dict[str, Callable[[pd.DataFrame], bytes]] = {

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
-from hpctrain.analysis.plot_style import (
+from hpctrain.analysis.figures.style import (
     BLACK,
     BLUE,
     GREEN,

@@ -13,15 +13,15 @@ from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
-from hpctrain.analysis.agreement_plots import plot_memory_agreement, plot_step_time_agreement
+from hpctrain.analysis.figures.agreement_plots import plot_memory_agreement, plot_step_time_agreement
+from hpctrain.analysis.figures.memory_plots import MAX_ROWS, MAX_TERMS, REST, plot_memory
 from hpctrain.analysis.frames import Frames, load_frames
-from hpctrain.analysis.memory_plots import MAX_ROWS, MAX_TERMS, REST, plot_memory
 from hpctrain.analysis.memory_terms import TERM_DTYPES, load_memory_terms, measured_memory
 from hpctrain.config.schema import ParallelismConfig
 from hpctrain.units import GIB
+from tests.analysis.figures.test_plots import png
 from tests.analysis.make_runs import CPU_NODE, make_run, toy_config
 from tests.analysis.make_samples import make_samples
-from tests.analysis.test_plots import png
 
 OFFLOAD = ParallelismConfig("zero3_offload", zero_stage=3, offload_optimizer="cpu")
 

@@ -6,14 +6,14 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
-from hpctrain.analysis.figure_bytes import figure_bytes
+from hpctrain.analysis.figures.figure_bytes import figure_bytes
+from hpctrain.analysis.figures.run_plot import plot_run
 from hpctrain.analysis.frames import Frames, read_run
-from hpctrain.analysis.report_file import replace_file
-from hpctrain.analysis.run_plot import plot_run
-from hpctrain.analysis.runs_text import runs_table
+from hpctrain.analysis.report.report_file import replace_file
+from hpctrain.analysis.report.runs_text import runs_table
+from hpctrain.analysis.report.text_table import aligned, printable, wrapped
 from hpctrain.analysis.scaling import KIND_KEYS, Scaling, scaling_efficiency
 from hpctrain.analysis.summary import FLOP_CONVENTIONS, RunSummary, rank_word, summarise
-from hpctrain.analysis.text_table import aligned, printable, wrapped
 from hpctrain.record.paths import RunPaths
 from hpctrain.units import gib
 

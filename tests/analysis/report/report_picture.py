@@ -1,4 +1,4 @@
-"""Draws the README's picture of the report: ``python -m tests.analysis.report_picture RUNS FILE.png``."""
+"""Draws the README's picture of the report: ``python -m tests.analysis.report.report_picture RUNS FILE.png``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from playwright.sync_api import Browser
 
 from hpctrain.analysis.frames import load_frames
-from hpctrain.analysis.write_report import write_report
-from tests.analysis.browser import chromium
+from hpctrain.analysis.report.write_report import write_report
+from tests.analysis.report.browser import chromium
 
 WIDTH_PX = 1200
 HEIGHT_PX = 1700

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter, NullLocator
 
-from hpctrain.analysis.plot_style import (
+from hpctrain.analysis.figures.style import (
     BLACK,
     BLUE,
     GREEN,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpctrain.analysis.environment import Environment, environment_keys, read_environment
+from hpctrain.analysis.report.environment import Environment, environment_keys, read_environment
 from tests.analysis.make_runs import Attempt, make_run
-from tests.analysis.report_runs import write_code
+from tests.analysis.report.report_runs import write_code
 
 DIFF = "diff --git a/hpctrain/cli.py b/hpctrain/cli.py\n-a\n+b\ndiff --git a/x b/docs/x\n"
 

@@ -10,12 +10,12 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from hpctrain.analysis.figures.telemetry_plots import MAX_BINS, QUANTITIES, plot_telemetry, telemetry_bands
 from hpctrain.analysis.frames import Frames, load_frames
-from hpctrain.analysis.telemetry_plots import MAX_BINS, QUANTITIES, plot_telemetry, telemetry_bands
 from hpctrain.units import GIB
+from tests.analysis.figures.test_plots import legend, png
 from tests.analysis.make_runs import CPU_NODE, Attempt, make_run, toy_config
 from tests.analysis.make_samples import make_samples
-from tests.analysis.test_plots import legend, png
 
 
 @pytest.fixture(scope="module")
