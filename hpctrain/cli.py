@@ -235,7 +235,7 @@ def _wait(run_paths: RunPaths, plan: RunPlan) -> int:
         print(f"hpctrain: the run ended as {status.state}: {status.detail}\nlogs: {run_paths.logs}", file=sys.stderr)
         return (attempt.exit_code if attempt else None) or _EXIT_RUN_FAILED
     cli_records.require_analysis("the result's table")
-    from hpctrain.analysis.report import write_summary
+    from hpctrain.analysis.report.terminal import write_summary
 
     print(f"\n{write_summary(run_paths)}")
     return EXIT_OK

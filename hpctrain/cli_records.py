@@ -83,10 +83,10 @@ def report(words: Sequence[str]) -> int:
     known = _report_parser().parse_args(list(words))
     require_analysis("report")
     from hpctrain.analysis.comparison import compare
-    from hpctrain.analysis.comparison_text import comparison_json, render_comparison
     from hpctrain.analysis.frames import find_sources, load_frames
-    from hpctrain.analysis.report import render_text, write_summary
-    from hpctrain.analysis.write_report import SUFFIXES, check_report_path, write_report
+    from hpctrain.analysis.report.comparison_text import comparison_json, render_comparison
+    from hpctrain.analysis.report.terminal import render_text, write_summary
+    from hpctrain.analysis.report.write_report import SUFFIXES, check_report_path, write_report
 
     for path in known.output:
         check_report_path(path)
