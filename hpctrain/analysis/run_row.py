@@ -13,6 +13,9 @@ from hpctrain.analysis.steady import attempt_bounds
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.schema import AttemptRecord
 
+OWN_SOURCE = "hpctrain"
+"""System of our own runs; a foreign log has that of its writer."""
+
 FLOP_CONVENTIONS = {
     "model": "forward and backward once, dense attention",
     "hardware": "what is executed: the same, and recomputation",
@@ -61,7 +64,7 @@ class RunSummary:
     folder: str
     run: str
     """The folder's own name; of a foreign log the file's."""
-    source: str = "hpctrain"
+    source: str = OWN_SOURCE
     """Who wrote the records: ``hpctrain``, or the foreign system whose log was read."""
     name: str | None = None
     """As planned; several runs may share it."""

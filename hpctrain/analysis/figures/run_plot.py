@@ -23,6 +23,7 @@ from hpctrain.analysis.figures.style import (
     boxed_legend,
     write_message,
 )
+from hpctrain.analysis.run_row import OWN_SOURCE
 from hpctrain.analysis.summary import RunSummary, rank_word
 from hpctrain.units import GIB, short_count
 
@@ -250,7 +251,7 @@ def _draw_memory(axis: Axes, summary: RunSummary, steps: pd.DataFrame) -> None:
         write_message(axis, "no memory recorded")
         return
     measure = "resident size of the process" if summary.device == "cpu" else "GPU allocator"
-    if summary.source != "hpctrain":
+    if summary.source != OWN_SOURCE:
         measure = "as the log tells it"
     for attempt, part in known.groupby("attempt"):
         label = f"measured ({measure})" if attempt == known["attempt"].min() else None

@@ -13,6 +13,7 @@ from hpctrain.analysis.comparison import Comparison
 from hpctrain.analysis.report.comparison_text import change_cells
 from hpctrain.analysis.report.environment import Environment, EnvironmentKey
 from hpctrain.analysis.report.run_columns import MISSING, RUN_COLUMNS, RunColumn, all_columns, cell_number, cell_text
+from hpctrain.analysis.run_row import OWN_SOURCE
 from hpctrain.analysis.scaling import Scaling
 
 MAX_NAMES = 6
@@ -81,7 +82,7 @@ def runs_table(runs: pd.DataFrame, pictures: Mapping[str, str]) -> Table:
     columns = [column for column in all_columns(runs) if column.key != "reason"]
     columns.append(next(column for column in RUN_COLUMNS if column.key == "reason"))
     unsaid = {column.key for column in columns if not runs[column.key].notna().any()}
-    if (runs["source"] == "hpctrain").all():
+    if (runs["source"] == OWN_SOURCE).all():
         unsaid.add("source")
     headers = tuple(_header(column, column.extra or column.key in unsaid) for column in columns)
     rows = []

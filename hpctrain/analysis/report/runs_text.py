@@ -10,16 +10,22 @@ from hpctrain.analysis.figures.style import short_name
 from hpctrain.analysis.frames import run_summaries
 from hpctrain.analysis.report.run_columns import MISSING
 from hpctrain.analysis.report.text_table import WIDTH, aligned, printable, wrapped
-from hpctrain.analysis.summary import FLOP_CONVENTIONS, RunSummary
+from hpctrain.analysis.run_row import FLOP_CONVENTIONS, OWN_SOURCE, RunSummary
 from hpctrain.units import GIB
 
-OWN_SOURCE = "hpctrain"
+_NAME_WIDTH, _NAME_WIDTH_WITH_LOGS = 40, 31
 
 
 def runs_table(runs: pd.DataFrame) -> str:
     """The runs in at most ``WIDTH`` columns: what is equal in all runs stands above, what is too wide is named below."""
     rows = run_summaries(runs)
     cells = {header: [cell(row) for row in rows] for header, cell in _TABLE_CELLS.items()}
+    # Logs need room for what they print; their names are those of files.
+    name_width = _NAME_WIDTH if {row.source for row in rows} == {OWN_SOURCE} else _NAME_WIDTH_WITH_LOGS
+    cells["RUN"] = [
+        f"{short_name(name, name_width)}{'' if row.valid else ' !'}"
+        for name, row in zip(cells["RUN"], rows, strict=True)
+    ]
     common = {
         header: values[0]
         for header, values in cells.items()
@@ -59,12 +65,19 @@ def _interval(row: RunSummary) -> str:
     return MISSING if row.step_time_low_s is None else f"{row.step_time_low_s:.4g}..{row.step_time_high_s:.4g}"
 
 
+def _printed(row: RunSummary) -> str:
+    """What a foreign log itself gives as TFLOP/s a GPU, with the name of its count."""
+    return (
+        MISSING if row.printed_tflops_per_gpu is None else f"{row.printed_tflops_per_gpu:.4g} {row.printed_convention}"
+    )
+
+
 def _text(value: object) -> str:
     return MISSING if value is None else str(value)
 
 
 _TABLE_CELLS: dict[str, Callable[[RunSummary], str]] = {
-    "RUN": lambda row: f"{short_name(printable(row.run, kept=''), 40)}{'' if row.valid else ' !'}",
+    "RUN": lambda row: printable(row.run, kept=""),
     "SYSTEM": lambda row: row.source,
     "MODEL": lambda row: _text(row.model),
     "HARDWARE": lambda row: _text(row.hardware),
@@ -81,6 +94,7 @@ _TABLE_CELLS: dict[str, Callable[[RunSummary], str]] = {
     "95 %": _interval,
     "TOKENS/S": lambda row: MISSING if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
     "TFLOP/S": lambda row: _number(row.model_tflops_per_gpu),
+    "PRINTED": _printed,
     "MFU %": lambda row: MISSING if row.mfu is None else f"{100 * row.mfu:.1f}",
     "GIB": lambda row: MISSING if row.peak_memory_bytes is None else f"{row.peak_memory_bytes / GIB:.2f}",
     "LOSS": lambda row: _number(row.final_loss),
@@ -108,13 +122,14 @@ _UNSAID = {MISSING, OWN_SOURCE}
 
 _DROP_ORDER = (
     "95 %", "SEQ", "PREC", "GLOBAL", "GIB", "NODES", "MICRO", "HARDWARE", "PARALLEL", "LOSS", "STEPS", "MODEL",
-    "TFLOP/S", "MFU %", "STATE", "SYSTEM",
+    "TFLOP/S", "MFU %", "STATE", "PRINTED", "SYSTEM",
 )  # fmt: skip
 """Least important first."""
 
 _MEANINGS = {
     "STEP S": "STEP S: median of the steady steps",
     "TFLOP/S": f"TFLOP/S: per GPU (on the CPU: per rank), model FLOPs: {FLOP_CONVENTIONS['model']}",
+    "PRINTED": "PRINTED: TFLOP/s per GPU as the log gives it, and the FLOP count behind it",
     "GIB": "GIB: peak memory of rank 0",
 }
 

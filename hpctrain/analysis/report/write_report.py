@@ -17,6 +17,7 @@ from hpctrain.analysis.report.environment import Environment, read_environment
 from hpctrain.analysis.report.html_report import MAX_PICTURES, PublishedResults, render_html
 from hpctrain.analysis.report.report_file import replace_file
 from hpctrain.analysis.report.table_files import csv_bytes, latex_text, markdown_text, parquet_bytes
+from hpctrain.analysis.run_row import OWN_SOURCE
 from hpctrain.errors import ConfigError, Problem, RecordError
 
 _TABLES: dict[str, Callable[[pd.DataFrame], bytes]] = {
@@ -89,7 +90,7 @@ def write_report(
 
 def _environments(runs: pd.DataFrame) -> list[Environment]:
     """Of our own runs, with their hardware and cluster; a foreign log has no ``code.json``."""
-    own = runs.loc[runs["source"] == "hpctrain", ["folder", "run", "hardware", "cluster"]]
+    own = runs.loc[runs["source"] == OWN_SOURCE, ["folder", "run", "hardware", "cluster"]]
     environments = []
     for folder, run, hardware, cluster in own.itertuples(index=False):
         found = read_environment(Path(folder), str(run))
