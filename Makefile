@@ -5,6 +5,7 @@ VENV := .venv
 TORCH ?= torch
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+FAST_TESTS = $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 -m "not slurm and not train and not notebook and not browser"
 
 .PHONY: run test check bench format clean
 
@@ -14,13 +15,14 @@ run: $(VENV)/.run-ready ## train the tiny model on real text on this machine, an
 test: $(VENV)/.dev-ready ## set up everything, a sandbox Slurm and a browser too, and pass all tests
 	sh slurm/sandbox/install.sh
 	sh tests/install_chromium.sh
-	$(BIN)/python -m pytest
+	$(FAST_TESTS)
+	$(BIN)/python -m pytest -m "slurm or train or notebook or browser"
 
 check: $(VENV)/.dev-ready ## style, types and the fast tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slurm and not train and not notebook and not browser"
+	$(FAST_TESTS)
 
 bench: $(VENV)/.dev-ready ## the speed claims, side by side (minutes)
 	$(BIN)/python tests/bench/cli_bench.py
