@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import importlib.util
 import json
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,26 +72,35 @@ def _folder_parser(verb: str, help_text: str) -> argparse.ArgumentParser:
 
 
 def _runs_in(folders: Sequence[Path]) -> list[RunPaths]:
-    from hpctrain.record.reader import find_runs
+    """The runs at or below the folders; folders that cannot be opened are told."""
+    from hpctrain.record.reader import search_runs
 
-    return [found for folder in folders for found in find_runs(folder.absolute())]
+    found = []
+    for folder in folders:
+        runs, not_opened = search_runs(folder.absolute())
+        found += runs
+        for problem in not_opened:
+            print(f"hpctrain: {problem}", file=sys.stderr)
+    return found
 
 
 def report(words: Sequence[str]) -> int:
     """Tables of runs and logs; of a single run with a picture in its folder; with a baseline, a verdict in the exit code."""
     known = _report_parser().parse_args(list(words))
     require_analysis("report")
-    from hpctrain.analysis.comparison import compare
-    from hpctrain.analysis.frames import find_sources, load_frames
+    from hpctrain.analysis.comparison import DEFAULT_TOLERANCE, compare
+    from hpctrain.analysis.frames import find_sources, load_frames, run_summaries
     from hpctrain.analysis.report.comparison_text import comparison_json, render_comparison
     from hpctrain.analysis.report.terminal import render_text, write_summary
     from hpctrain.analysis.report.write_report import SUFFIXES, check_report_path, write_report
 
+    if known.tolerance is not None and not known.against:
+        raise ConfigError(f"--tolerance {known.tolerance}: belongs to --against BASE")
     for path in known.output:
         check_report_path(path)
     needs_steps = bool(known.against) or any(path.suffix.lower() == SUFFIXES[0] for path in known.output)
     found = find_sources(known.folders)
-    if len(found.runs) == 1 and not (found.logs or known.output or known.against):
+    if len(found.runs) == 1 and not (found.logs or known.output or known.against or known.json):
         print(write_summary(found.runs[0]))
         return EXIT_OK
     frames = load_frames(known.folders, steps=needs_steps, samples=needs_steps)
@@ -100,14 +108,18 @@ def report(words: Sequence[str]) -> int:
         raise ConfigError("\n".join(frames.problems))
     comparison = None
     if known.against:
-        comparison = compare(frames, load_frames([known.against]), known.tolerance)
+        tolerance = DEFAULT_TOLERANCE if known.tolerance is None else known.tolerance
+        comparison = compare(frames, load_frames([known.against]), tolerance)
     for path in known.output:
         write_report(frames, path, comparison=comparison)
         print(f"report {path}")
     if comparison is not None:
         print(comparison_json(comparison) if known.json else render_comparison(comparison))
         return comparison.exit_code
-    if not known.output:
+    if known.json:
+        rows = [dataclasses.asdict(row) for row in run_summaries(frames.runs)]
+        print(json.dumps({"runs": rows, "problems": frames.problems}, indent=2, allow_nan=False))
+    elif not known.output:
         print(render_text(frames))
     return EXIT_OK
 
@@ -132,17 +144,10 @@ def _report_parser() -> argparse.ArgumentParser:
         help="folder of baseline runs: change of each figure, exit code 5 if slower",
     )
     parser.add_argument(
-        "--tolerance", type=_share, default=0.05, metavar="SHARE", help="with --against: slower than this counts (0.05)"
+        "--tolerance", type=float, metavar="SHARE", help="with --against: slower than this counts (default 0.05)"
     )
-    parser.add_argument("--json", action="store_true", help="with --against: the comparison as JSON")
+    parser.add_argument("--json", action="store_true", help="the runs, or with --against the comparison, as JSON")
     return parser
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"{text}: must be a share, 0 or more, such as 0.05")
-    return value
 
 
 def read_log(words: Sequence[str]) -> int:

@@ -79,7 +79,12 @@ def test_read_log_of_several_reads_the_good_ones_and_names_the_others(
         ),
         pytest.param(["report", "run", "--against", "empty"], "empty: no run here", id="no baseline"),
         pytest.param(
-            ["report", "run", "--against", "run", "--tolerance", "-1"], "must be a share, 0 or more", id="tolerance"
+            ["report", "run", "--against", "run", "--tolerance", "-1"],
+            "--tolerance=-1: must be a share of the step time, 0 or above",
+            id="tolerance",
+        ),
+        pytest.param(
+            ["report", "run", "--tolerance", "0.1"], "--tolerance 0.1: belongs to --against BASE", id="no base"
         ),
         pytest.param(["read-log", "empty"], "empty: is a directory", id="log is a folder"),
         pytest.param(["read-lag", "x"], "read-lag: is no verb; nearest: read-log", id="mistyped verb"),
@@ -108,6 +113,13 @@ def test_report_writes_every_kind_of_file_and_nothing_into_the_runs(
     assert answer.stdout.splitlines() == [f"report {file}" for file in files]
     assert set(pd.read_parquet(files[2])["source"]) == {"hpctrain", "maxtext"}
     assert sorted(run.root.rglob("*")) == before
+
+
+def test_the_runs_as_json(hpctrain: Callable[..., Answer], tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    document = json.loads(hpctrain("report", "run", "--json").stdout)
+    (row,) = document["runs"]
+    assert (row["run"], row["step_time_s"], row["valid"], document["problems"]) == ("run", 0.5, True, [])
 
 
 def test_a_regression_is_exit_code_5(hpctrain: Callable[..., Answer], tmp_path: Path) -> None:

@@ -1,0 +1,95 @@
+"""``plan --table``: files in, files out, and what is said when they are none."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+import pytest
+
+from hpctrain.cli_plan_table import plan_table
+from hpctrain.errors import EXIT_CONFIG, EXIT_OK, ConfigError
+from hpctrain.plan.table import ADDED
+from hpctrain.plan.table_cells import COLUMNS
+
+PUBLISHED = Path(__file__).parents[2] / "analysis" / "published"
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("name", ["bigscience.csv", "llm-foundry.csv", "nanotron.csv", "field-reports.csv"])
+def test_published_files_come_back_with_their_plans(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out.csv"
+    assert plan_table(PUBLISHED / name, output) == EXIT_OK
+    before, after = read(PUBLISHED / name), read(output)
+    assert [{column: row[column] for column in COLUMNS} for row in after] == before
+    assert all(row["pred_step_time_s"] or row["problem"] for row in after)
+    told = sum(bool(row["problem"]) for row in after)
+    assert capsys.readouterr().out == f"table {output}: {len(before)} rows, {told} with a problem\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+
+
+def test_a_spreadsheets_file_and_an_older_output(tmp_path: Path) -> None:
+    """A byte-order mark, Windows line ends and empty lines; the older table is replaced."""
+    row = ["x", "", "Llama-7B", "6.7", *[""] * 31]
+    text = "\r\n".join([",".join(COLUMNS), "", ",".join(row), ""])
+    (tmp_path / "rows.csv").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    output = tmp_path / "out.csv"
+    output.write_text("older", encoding="utf-8")
+    assert plan_table(tmp_path / "rows.csv", output) == EXIT_OK
+    (planned,) = read(output)
+    assert planned["problem"] == "rows.csv row 1: does not state num_gpus"
+
+
+def test_a_header_alone_is_a_table(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
+    assert plan_table(tmp_path / "rows.csv", tmp_path / "out.csv") == EXIT_OK
+    assert (tmp_path / "out.csv").read_text(encoding="utf-8") == ",".join([*COLUMNS, *ADDED]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "--table .*rows.csv: No such file or directory"),
+        (b"", "--table .*rows.csv: is empty; the first line must be the header"),
+        (b"a,b\n1,2\n", "rows.csv header=source: this column is missing"),
+        (b"a\xff\xfe,b\n", "--table .*rows.csv: is no UTF-8 text at byte 1"),
+        (b'a,"b" c\n', "--table .*rows.csv: line 1: "),
+    ],
+    ids=["missing", "empty", "header", "bytes", "quotes"],
+)
+def test_a_file_that_is_no_table(content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message) as caught:
+        plan_table(path, tmp_path / "out.csv")
+    assert caught.value.exit_code == EXIT_CONFIG
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_a_folder_is_no_table(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--table .*: Is a directory"):
+        plan_table(tmp_path, tmp_path / "out.csv")
+
+
+def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
+    table = tmp_path / "rows.csv"
+    table.write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"--output .*/none/out.csv: no such folder"):
+        plan_table(table, tmp_path / "none" / "out.csv")
+    with pytest.raises(ConfigError, match=r"--output .*rows.csv: is the table itself"):
+        plan_table(table, table)
+    (tmp_path / "linked.csv").symlink_to(table)
+    with pytest.raises(ConfigError, match=r"is the table itself"):
+        plan_table(table, tmp_path / "linked.csv")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigError, match=r"--output .*folder: Is a directory"):
+        plan_table(table, tmp_path / "folder")
+    assert sorted(os.listdir(tmp_path)) == ["folder", "linked.csv", "rows.csv"]
