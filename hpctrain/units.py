@@ -6,6 +6,7 @@ import re
 
 GIB = 2**30
 MIB = 2**20
+GIGA = 1e9
 TERA = 1e12
 
 _DAYS_FORM = re.compile(r"(?P<days>\d+)-(?P<hours>\d+)(:(?P<minutes>\d+))?(:(?P<seconds>\d+))?")
@@ -75,7 +76,7 @@ def short_count(count: float) -> str:
     >>> short_count(529_613_946_880), short_count(1234), short_count(12)
     ('529.6 B', '1.234 K', '12')
     """
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+    for size, letter in ((TERA, "T"), (GIGA, "B"), (1e6, "M"), (1e3, "K")):
         if count >= size:
             return f"{count / size:.4g} {letter}"
     return f"{count:g}"

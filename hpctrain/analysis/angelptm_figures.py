@@ -12,7 +12,7 @@ from typing import Literal
 import pandas as pd
 
 from hpctrain.analysis.azure_figures import own_model_name
-from hpctrain.analysis.predicted import ASSUMED_SEQ_LEN, predict_memory_published, predict_published
+from hpctrain.analysis.predicted import ANGELPTM_SEQ_LEN, predict_memory_published, predict_published
 from hpctrain.analysis.scaling import scaling_efficiency
 
 FILE = "angelptm.csv"
@@ -105,7 +105,7 @@ def scaling_rows(published: pd.DataFrame) -> pd.DataFrame:
                 num_gpus=gpus,
                 dp=gpus,
                 global_batch=sizes["micro_batch_per_gpu"] * gpus,
-                seq_len=sizes["seq_len"].fillna(ASSUMED_SEQ_LEN),
+                seq_len=sizes["seq_len"].fillna(ANGELPTM_SEQ_LEN),
                 activation_ckpt="full",
                 precision="fp16",
                 offload_optimizer="cpu",

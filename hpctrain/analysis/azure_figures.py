@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 
 from hpctrain.analysis.published import HARDWARE_CONVENTION
-from hpctrain.analysis.published_runs import published_run
+from hpctrain.analysis.published_runs import row_shape
 from hpctrain.analysis.validation import CALIBRATION, validation_rows
+from hpctrain.plan.flop_conventions import convert
 
 FILE = "azure-deepspeed.csv"
 FigureName = Literal["3a", "3b", "5a", "5b", "6", "7"]
@@ -49,12 +50,13 @@ POINT_DTYPES = {
     "tflops_per_gpu": "Float64",
     "low": "Float64",
     "high": "Float64",
+    "model_tflops_per_gpu": "Float64",
     "printed": "boolean",
     "fitted": "boolean",
     "num_runs": "Int64",
 }
 """Columns of ``azure_points``: ``series`` is published, predicted or measured; ``low`` and ``high`` bound the value;
-``printed`` says whether a published value is printed or read from a bar, ``fitted`` whether the constants of a prediction were
+``model_tflops_per_gpu`` is the value in model FLOPs, every score counted and no recomputation; ``printed`` says whether a published value is printed or read from a bar, ``fitted`` whether the constants of a prediction were
 fitted on the published value."""
 
 
@@ -70,17 +72,14 @@ def with_predictions(published: pd.DataFrame) -> pd.DataFrame:
     """
     rows = published[published["file"] == FILE]
     predicted = validation_rows(rows)
-    records: list[dict[Any, Any]] = predicted.to_dict("records")
-    errors = [published_run(row).software.errors for row in records]
     tflops = predicted["predicted_tflops_per_gpu"]
+    # A rate is one over a time: the longest time has the lowest rate.
+    work = tflops * predicted["predicted_step_time_s"]
     columns = pd.DataFrame(
         {
             "predicted_tflops_per_gpu": tflops,
-            # The time is off by the error, and a rate is one over a time.
-            "predicted_low": tflops
-            * (1 + pd.Series([low for low, _ in errors], index=predicted.index, dtype="Float64")),
-            "predicted_high": tflops
-            * (1 + pd.Series([high for _, high in errors], index=predicted.index, dtype="Float64")),
+            "predicted_low": work / predicted["predicted_high_s"],
+            "predicted_high": work / predicted["predicted_low_s"],
             "fitted": (predicted["role"] == CALIBRATION).astype("boolean"),
             "prediction_assumptions": predicted["prediction_assumptions"],
         }
@@ -96,6 +95,9 @@ def azure_points(name: FigureName, published: pd.DataFrame, runs: pd.DataFrame) 
         published: of ``load_published``; of ``with_predictions``, if the predicted series is wanted.
         runs: frame ``runs``; a valid run counts where it trained the model of the figure with its sequence length,
             batch and GPUs, without accumulation, on whatever hardware.
+
+    Raises:
+        ConfigError: a row of the figure lacks layers or hidden size, or its heads do not divide.
     """
     rows = _published_rows(FIGURES[name], published)
     series = [_published_points(rows), _predicted_points(rows), _measured_points(FIGURES[name], rows, runs)]
@@ -170,11 +172,20 @@ def _point_frame(rows: pd.DataFrame, series: str, values: pd.Series) -> pd.DataF
             "tflops_per_gpu": values,
             "low": values,
             "high": values,
+            "model_tflops_per_gpu": values * _model_share(rows),
             "printed": pd.Series(pd.NA, index=rows.index, dtype="boolean"),
             "fitted": pd.Series(pd.NA, index=rows.index, dtype="boolean"),
             "num_runs": pd.Series(pd.NA, index=rows.index, dtype="Int64"),
         }
     )
+
+
+def _model_share(rows: pd.DataFrame) -> pd.Series:
+    """Model FLOPs over those of the Megatron count, by the shape of each row."""
+    shares = [
+        convert(1.0, "megatron", "model", row_shape(row)[0], row["seq_len"]) for row in rows.to_dict("records")
+    ]
+    return pd.Series(shares, index=rows.index, dtype="Float64")
 
 
 def _measured_points(figure: AzureFigure, rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -194,7 +205,8 @@ def _measured_points(figure: AzureFigure, rows: pd.DataFrame, runs: pd.DataFrame
     keys = ["model", "params_b", "hardware", "gpus", "micro_batch_size"]
     statistics = {"tflops_per_gpu": "median", "low": "min", "high": "max", "num_runs": "size"}
     table = ours.groupby(keys).agg(
-        **{name: ("megatron_tflops_per_gpu", how) for name, how in statistics.items()}
+        **{name: ("megatron_tflops_per_gpu", how) for name, how in statistics.items()},
+        model_tflops_per_gpu=("model_tflops_per_gpu", "median"),
     ).reset_index()  # fmt: skip
     unknown = pd.Series(pd.NA, index=table.index, dtype="boolean")
     return table.assign(series="measured", printed=unknown, fitted=unknown)[list(POINT_DTYPES)]

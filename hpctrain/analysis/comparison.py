@@ -13,6 +13,7 @@ import pandas as pd
 
 from hpctrain.analysis.frames import Frames
 from hpctrain.analysis.intervals import RatioInterval, block_length, ratio_between_runs, ratio_of_medians
+from hpctrain.analysis.name_lists import joined_names
 from hpctrain.analysis.scaling import COMPARABLE
 from hpctrain.errors import EXIT_OK, EXIT_REGRESSION, ConfigError, Problem, RecordError
 from hpctrain.units import short_count
@@ -264,11 +265,7 @@ def _pair(base: _Side, new: _Side, tolerance: float) -> Pair:
 def _change(metric: Metric, base: Sequence[_Run], new: Sequence[_Run], tolerance: float) -> Change:
     first, second = _values(metric, base), _values(metric, new)
     old, now = _geometric_mean(first), _geometric_mean(second)
-    gap = ""
-    if not first or not second:
-        gap = "not measured " + ("in the base" if second else "now" if first else "on either side")
-    elif metric.key == "final_loss" and len({run.loss_of for run in (*base, *new)}) > 1:
-        gap = "data or number of steps differ"
+    gap = _gap(metric, base, new)
     if gap:
         return Change(metric.key, metric.unit, old, now, None, None, None, "not judged", "not judged", gap)
     interval, noise = _interval(metric, base, new, first, second)
@@ -280,14 +277,31 @@ def _change(metric: Metric, base: Sequence[_Run], new: Sequence[_Run], tolerance
     )
 
 
+def _gap(metric: Metric, base: Sequence[_Run], new: Sequence[_Run]) -> str:
+    """Why the metric of both sides has no ratio; empty if it has one."""
+    first, second = _values(metric, base), _values(metric, new)
+    if not first or not second:
+        return "not measured " + ("in the base" if second else "now" if first else "on either side")
+    if metric.key == "final_loss" and len({run.loss_of for run in (*base, *new)}) > 1:
+        return "data or number of steps differ"
+    not_positive = [
+        f"{run.name} ({value:.4g})"
+        for run in (*base, *new)
+        if (value := run.values[metric.key]) is not None and value <= 0
+    ]
+    return f"not above 0, so no ratio: {joined_names(not_positive, 2)}" if not_positive else ""
+
+
 def _values(metric: Metric, runs: Sequence[_Run]) -> list[float]:
-    """Values above zero; a logarithm of others does not exist, and none of the metrics can have them."""
-    return [float(value) for run in runs if (value := run.values[metric.key]) is not None and value > 0]
+    return [float(value) for run in runs if (value := run.values[metric.key]) is not None]
 
 
 def _geometric_mean(values: Sequence[float]) -> float | None:
-    if len(values) <= 1:
-        return values[0] if values else None
+    """None of no values, and of several that are not all above zero."""
+    if len(values) == 1:
+        return values[0]
+    if not values or min(values) <= 0:
+        return None
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
@@ -305,7 +319,8 @@ def _interval(
         return plain, "no steady step times"
     interval = ratio_of_medians(*times)
     if interval.low is None or interval.high is None:
-        return plain, f"too few steady steps ({len(times[0])} in the base, {len(times[1])} now; 8 are enough)"
+        counts = f"{len(times[0])} in the base, {len(times[1])} now"
+        return plain, f"too few steady steps for an interval ({counts}): more steps are needed, or repeated runs"
     noise = f"within one run a side, blocks of {block_length(len(times[0]))} and {block_length(len(times[1]))} steps"
     if metric.key == "tokens_per_s":  # the tokens of a step are equal, so it is the inverse
         return RatioInterval(plain.ratio, 1 / interval.high, 1 / interval.low), noise

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from hpctrain.analysis.wall_clock import CLOCK_TOLERANCE
+from hpctrain.analysis.name_lists import joined_names
+from hpctrain.analysis.wall_clock import AttemptTime, attempt_time, fits
 
 PARTS = {
     "setup_s": "set-up, until the first step starts",
@@ -55,13 +57,15 @@ class Goodput:
 def goodput(runs: pd.DataFrame, steps: pd.DataFrame, attempts: pd.DataFrame) -> Goodput:
     """Wall-clock time by part for each attempt and run, in seconds, and its cost in GPU-hours.
 
+    A run of whose attempts one is not known keeps the rows of the others, but has neither times nor a cost itself.
+
     Args:
-        runs: frame ``runs``; gives the number of GPUs that a run holds.
+        runs: frame ``runs``; gives the number of GPUs that a run holds, and whether its cost is known.
         steps: frame ``steps``, marked.
         attempts: frame ``attempts``; those without a start time are named in ``messages``.
     """
     messages = []
-    by_attempt = _step_times(steps)
+    steps_of = _steps_of_attempts(steps)
     gpus = dict(zip(runs["folder"], runs["gpus"], strict=True))
     rows: list[dict[str, Any]] = []
     before: tuple[str, float] | None = None
@@ -70,15 +74,22 @@ def goodput(runs: pd.DataFrame, steps: pd.DataFrame, attempts: pd.DataFrame) -> 
         if pd.isna(attempt["started_at_s"]):
             messages.append(f"{name}: no start time recorded, so its time is not counted")
             continue
-        row, end_s, message = _attempt_row(attempt, by_attempt.get((attempt["folder"], attempt["attempt"])))
-        messages += [f"{name}: {message}"] if message else []
+        end_s = None if pd.isna(attempt["ended_at_s"]) else float(attempt["ended_at_s"])
+        columns = steps_of.get((attempt["folder"], attempt["attempt"]), _NO_STEPS)
+        time = attempt_time(float(attempt["started_at_s"]), end_s, columns)
+        row, problem = _attempt_row(attempt, time)
+        if not time.end_is_recorded:
+            messages.append(f"{name}: no end recorded, so it is counted up to its last step")
+        messages += [f"{name}: {problem}; its time is not split"] if problem else []
         same_run = before is not None and before[0] == attempt["folder"]
-        row["wait_s"] = max(0.0, attempt["started_at_s"] - before[1]) if before is not None and same_run else 0.0
-        before = (attempt["folder"], end_s)
+        row["wait_s"] = max(0.0, time.start_s - before[1]) if before is not None and same_run else 0.0
+        before = (attempt["folder"], time.end_s)
         rows.append(row | _cost(row, gpus.get(attempt["folder"], pd.NA)))
     table = _typed(pd.DataFrame(rows, columns=ATTEMPT_COLUMNS))
+    unknown = _unknown_runs(runs, attempts, table, set(steps_of))
+    messages += unknown.values()
     messages += _not_counted(runs[~runs["folder"].isin(table["folder"])]["run"].tolist())
-    return Goodput(table, _by_run(table), tuple(messages))
+    return Goodput(table, _by_run(table, set(unknown)), tuple(messages))
 
 
 def end_reasons(attempts: pd.DataFrame) -> pd.DataFrame:
@@ -99,76 +110,86 @@ def _not_counted(runs: Sequence[str]) -> list[str]:
     >>> _not_counted(["a", "b", "c", "d", "e"])
     ['no attempt with a start time, so nothing is counted: a, b, c and 2 more']
     """
-    if not runs:
-        return []
-    more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
-    return [f"no attempt with a start time, so nothing is counted: {', '.join(runs[:3])}{more}"]
+    return [f"no attempt with a start time, so nothing is counted: {joined_names(runs, 3)}"] if runs else []
 
 
-def _step_times(steps: pd.DataFrame) -> dict[tuple[str, int], dict[str, float]]:
-    """Sums over the steps of each (folder, attempt); a step written twice counts once, as it was written last."""
-    once = steps.drop_duplicates(["folder", "attempt", "step"], keep="last")
-    if once.empty:
-        return {}
-    time_s = once["step_time_s"].astype("float64").fillna(0.0)
-    once = once.assign(
-        begins_s=once["time_s"].astype("float64") - time_s,
-        ends_s=once["time_s"].astype("float64"),
-        curve_s=time_s.where(~once["superseded"], 0.0),
-        undone_s=time_s.where(once["superseded"], 0.0),
-        dead_s=time_s.where(once["dead"] & ~once["superseded"], 0.0),
-    )
-    sums = once.groupby(["folder", "attempt"]).agg(
-        begins_s=("begins_s", "min"), ends_s=("ends_s", "max"), num_steps=("step", "size"),
-        num_undone_steps=("superseded", "sum"), curve_s=("curve_s", "sum"), undone_s=("undone_s", "sum"),
-        dead_s=("dead_s", "sum"),
-    )  # fmt: skip
-    found: dict[Any, Any] = sums.to_dict("index")
-    return found
+def _unknown_runs(
+    runs: pd.DataFrame, attempts: pd.DataFrame, table: pd.DataFrame, with_steps: set[tuple[str, int]]
+) -> dict[str, str]:
+    """The started runs of which an attempt is not known, by folder, each with the text that says so."""
+    recorded = set(zip(attempts["folder"], attempts["attempt"], strict=True))
+    without_record: dict[str, list[int]] = {}
+    for folder, number in sorted(with_steps - recorded):
+        without_record.setdefault(folder, []).append(number)
+    unsplit = set(table.loc[table["curve_s"].isna(), "folder"])
+    unknown = {}
+    for run in runs[runs["folder"].isin(table["folder"])].to_dict("records"):
+        numbers = ", ".join(map(str, without_record.get(run["folder"], [])))
+        if numbers:
+            text = f"no record of attempt {numbers} that can be read, but steps of it"
+        elif pd.isna(run["gpu_hours"]) and pd.notna(run["gpus"]) and run["folder"] not in unsplit:
+            text = str(run["reason"])  # the record of an attempt without a step leaves no other trace
+        else:
+            continue
+        unknown[run["folder"]] = f"{run['run']}: {text}; the time of the whole run is not known"
+    return unknown
 
 
-def _attempt_row(attempt: dict[Any, Any], steps: dict[str, float] | None) -> tuple[dict[str, Any], float, str]:
-    """The times of one attempt, when it ended, and what is to be said about it."""
-    start_s = float(attempt["started_at_s"])
-    last_step_s = steps["ends_s"] if steps is not None and np.isfinite(steps["ends_s"]) else start_s
-    message = ""
-    if pd.notna(attempt["ended_at_s"]):
-        end_s = float(attempt["ended_at_s"])
-    else:
-        end_s = max(start_s, last_step_s)
-        message = "no end recorded, so it is counted up to its last step"
+def _steps_of_attempts(steps: pd.DataFrame) -> dict[tuple[str, int], dict[str, NDArray[Any]]]:
+    """The columns that ``attempt_time`` reads, by (folder, attempt)."""
+    columns = {name: steps[name].to_numpy() for name in _NO_STEPS}
+    places: dict[Any, Any] = steps.groupby(["folder", "attempt"], sort=False).indices
+    return {key: {name: column[place] for name, column in columns.items()} for key, place in places.items()}
+
+
+_NO_STEPS: dict[str, NDArray[Any]] = {
+    "step": np.zeros(0, np.int64),
+    "time_s": np.zeros(0),
+    "step_time_s": np.zeros(0),
+    "superseded": np.zeros(0, bool),
+    "dead": np.zeros(0, bool),
+}
+
+
+def _attempt_row(attempt: dict[Any, Any], time: AttemptTime) -> tuple[dict[str, Any], str]:
+    """The row of one attempt, and why its time cannot be split, if it cannot."""
     known = [attempt[name] for name in ("end_reason", "state") if pd.notna(attempt[name])]
-    reason = known[0] if known else "not recorded"
     row = {
-        "folder": attempt["folder"], "run": attempt["run"], "attempt": attempt["attempt"], "end_reason": reason,
-        "num_steps": 0, "num_undone_steps": 0, "dead_s": 0.0, "wall_s": end_s - start_s,
-    }  # fmt: skip
-    if steps is None:
-        return row | dict.fromkeys(PARTS, 0.0) | {"setup_s": row["wall_s"]}, end_s, message
-    row |= {name: steps[name] for name in ("num_steps", "num_undone_steps", "curve_s", "undone_s", "dead_s")}
-    gaps = {
-        "setup_s": steps["begins_s"] - start_s,
-        "between_s": steps["ends_s"] - steps["begins_s"] - steps["curve_s"] - steps["undone_s"],
-        "tail_s": end_s - steps["ends_s"],
+        "folder": attempt["folder"],
+        "run": attempt["run"],
+        "attempt": attempt["attempt"],
+        "end_reason": known[0] if known else "not recorded",
+        "num_steps": time.num_steps,
+        "num_undone_steps": time.num_undone_steps,
+        "wall_s": time.wall_s,
     }
-    problem = _contradiction(gaps, row["wall_s"])
+    parts = {
+        "setup_s": time.steps_begin_s - time.start_s,
+        "curve_s": time.curve_s,
+        "between_s": time.steps_end_s - time.steps_begin_s - time.curve_s - time.undone_s,
+        "undone_s": time.undone_s,
+        "tail_s": time.end_s - time.steps_end_s,
+    }
+    if not time.num_steps:
+        parts = dict.fromkeys(PARTS, 0.0) | {"setup_s": time.wall_s}
+    problem = _contradiction(parts, time.wall_s)
     if problem:
-        nothing = dict.fromkeys([*PARTS, "dead_s"], pd.NA)
-        return row | nothing, end_s, "; ".join(text for text in (message, problem) if text)
-    return row | {name: value if value > CLOCK_STEP_S else 0.0 for name, value in gaps.items()}, end_s, message
+        return row | dict.fromkeys([*PARTS, "dead_s"], pd.NA), problem
+    return row | {name: _without_rounding(value) for name, value in parts.items()} | {"dead_s": time.dead_s}, ""
 
 
-def _contradiction(gaps: dict[str, float], wall_s: float) -> str:
+def _without_rounding(seconds: float) -> float:
+    return seconds if seconds > CLOCK_STEP_S else 0.0
+
+
+def _contradiction(parts: dict[str, float], wall_s: float) -> str:
     """Why the time stamps of an attempt cannot all be true; empty if they can."""
-    if not all(np.isfinite(value) for value in gaps.values()):
-        return "its steps carry no time stamps, so its time is not split"
-    worst = min(gaps, key=lambda name: gaps[name])
-    if gaps[worst] >= -CLOCK_TOLERANCE * max(wall_s, 0.0) - 1e-3:
+    if not all(np.isfinite(value) for value in parts.values()):
+        return "its steps carry no time stamps"
+    worst = min(parts, key=lambda name: parts[name])
+    if fits(wall_s - parts[worst], wall_s):
         return ""
-    return (
-        f"its time stamps contradict each other: {gaps[worst]:.3g} s {PARTS[worst]},"
-        f" and the attempt took {wall_s:.3g} s; its time is not split"
-    )
+    return f"its time stamps contradict each other: {parts[worst]:.3g} s {PARTS[worst]}, and the attempt took {wall_s:.3g} s"
 
 
 def _cost(row: dict[str, Any], gpus: Any) -> dict[str, Any]:
@@ -176,16 +197,25 @@ def _cost(row: dict[str, Any], gpus: Any) -> dict[str, Any]:
     if pd.isna(gpus):
         return {"gpus": pd.NA, "gpu_hours": pd.NA, "lost_gpu_hours": pd.NA}
     held = row["wall_s"] * gpus / 3600
-    return {"gpus": gpus, "gpu_hours": held, "lost_gpu_hours": held - row["curve_s"] * gpus / 3600}
+    on_curve = row["curve_s"] * gpus / 3600
+    return {
+        "gpus": gpus,
+        "gpu_hours": held,
+        "lost_gpu_hours": pd.NA if pd.isna(on_curve) else max(0.0, held - on_curve),
+    }
 
 
-def _by_run(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Sums of the attempts of each run; one attempt that cannot be split leaves its run without a split."""
+def _by_run(attempts: pd.DataFrame, unknown: set[str]) -> pd.DataFrame:
+    """Sums of the attempts of each run; one attempt that cannot be split leaves its run without a split.
+
+    Args:
+        attempts: ``ATTEMPT_COLUMNS``.
+        unknown: folders of runs of which an attempt is not known.
+    """
     sums = ["num_steps", "num_undone_steps", "wait_s", *PARTS, "dead_s", "wall_s", "gpu_hours", "lost_gpu_hours"]
     rows = []
     for folder, group in attempts.groupby("folder", sort=False):
-        totals = {name: group[name].sum(skipna=False) for name in sums}
-        wall_s = totals["wall_s"]
+        totals = {name: pd.NA if folder in unknown else group[name].sum(skipna=False) for name in sums}
         rows.append(
             totals
             | {
@@ -194,10 +224,17 @@ def _by_run(attempts: pd.DataFrame) -> pd.DataFrame:
                 "num_attempts": len(group),
                 "end_reason": group["end_reason"].iloc[-1],
                 "gpus": group["gpus"].iloc[0],
-                "goodput_share": totals["curve_s"] / wall_s if wall_s > 0 else pd.NA,
+                "goodput_share": _share(totals["curve_s"], totals["wall_s"]),
             }
         )
     return _typed(pd.DataFrame(rows, columns=RUN_COLUMNS))
+
+
+def _share(curve_s: Any, wall_s: Any) -> Any:
+    """Of the wall-clock time on the curve; NA where that is not known or no time passed."""
+    if pd.isna(curve_s) or pd.isna(wall_s) or wall_s <= 0:
+        return pd.NA
+    return min(1.0, curve_s / wall_s)
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:

@@ -92,7 +92,8 @@ def measured_memory(runs: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
         }
     ).astype("Int64")
     table = runs[["folder", "run", "device"]].assign(
-        predicted_bytes=runs["predicted_memory_bytes"], measured_bytes=runs["peak_memory_bytes"]
+        predicted_bytes=runs["predicted_memory_bytes"],
+        measured_bytes=runs["peak_memory_bytes"],
+        error=runs["memory_error"],
     )
-    table["error"] = (table["predicted_bytes"] / table["measured_bytes"]).astype("Float64") - 1
     return table.merge(peaks, left_on="folder", right_index=True, how="left")

@@ -10,15 +10,20 @@ import pandas as pd
 from hpctrain.analysis.published_runs import gpu_memory_gib, published_run, row_shape, text_of
 from hpctrain.config.schema import HardwareConfig, ParallelismConfig
 from hpctrain.errors import ConfigError
-from hpctrain.plan.flop_conventions import convention_flops, utilisation
+from hpctrain.plan.flop_conventions import convention_flops
+from hpctrain.plan.flops import tflops_per_gpu
 from hpctrain.plan.layout import Batch, Layout
 from hpctrain.plan.memory import MemoryEstimate, estimate_memory
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.plain_shape import plain_shape
 from hpctrain.plan.step_parts import step_parts
+from hpctrain.plan.step_time import time_range_s
+from hpctrain.units import GIB
 
 SPEED_DTYPES = {
     "predicted_step_time_s": "Float64",
+    "predicted_low_s": "Float64",
+    "predicted_high_s": "Float64",
     "predicted_tflops_per_gpu": "Float64",
     "prediction_problem": "string",
     "prediction_assumptions": "string",
@@ -30,15 +35,19 @@ MEMORY_DTYPES = {
     "predicted_largest_b": "Float64",
     "prediction_problem": "string",
 }
-ASSUMED_SEQ_LEN = 1024
-"""Tokens of a sequence where a row states a micro batch and no length; told in ``prediction_problem``."""
+ANGELPTM_SEQ_LEN = 1024
+"""Tokens of a sequence for rows that state a micro batch and no length, as AngelPTM's do; told in ``prediction_problem``. The length
+of DeepSpeed on Azure's figures: with the 2,048 that ``plan --table`` takes, our rules ask for 87 GiB of a 40 GB GPU for AngelPTM's
+28B model with its micro batch of 38, with 1,024 for 46."""
+ASSUMED_SEQ_LEN = ANGELPTM_SEQ_LEN
 
 
 def predict_published(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with ``SPEED_DTYPES`` added.
 
     ``prediction_problem`` says why a row has no prediction, and is empty where it has one. TFLOP/s are in the convention of
-    the row, missing where the publication does not say which. ``prediction_assumptions`` lists what was taken.
+    the row, missing where the publication does not say which. Between ``predicted_low_s`` and ``predicted_high_s`` the measured
+    step lies if the errors are those of rows that were not fitted. ``prediction_assumptions`` lists what was taken.
 
     Args:
         rows: of ``load_published``.
@@ -55,14 +64,17 @@ def _speed(row: Mapping[Any, Any]) -> dict[str, Any]:
         return {"prediction_problem": str(error), "prediction_assumptions": ""}
     setup = run.setup
     step_time_s = sum(step_parts(setup, run.machine, run.software).values())
+    low_s, high_s = time_range_s(step_time_s, run.software)
     tflops = None
     if run.convention is not None:
         flops = convention_flops(
             run.convention, setup.shape, setup.seq_len, int(row["global_batch"]), run.num_parameters
         )
-        tflops = utilisation(flops, step_time_s, setup.num_gpus, 1.0)
+        tflops = tflops_per_gpu(flops, step_time_s, setup.num_gpus)
     return {
         "predicted_step_time_s": step_time_s,
+        "predicted_low_s": low_s,
+        "predicted_high_s": high_s,
         "predicted_tflops_per_gpu": tflops,
         "prediction_problem": "",
         "prediction_assumptions": "; ".join(run.assumptions),
@@ -99,8 +111,8 @@ def _memory(row: Mapping[Any, Any], host_memory_gib: float | None) -> dict[str, 
         return {"prediction_problem": str(error)}
     estimate = _estimate(shape, row, capacity_gib, host_memory_gib)
     answer: dict[str, Any] = {
-        "predicted_gpu_gib": estimate.gpu_bytes / 2**30,
-        "predicted_host_gib_per_node": estimate.host_bytes_per_node / 2**30,
+        "predicted_gpu_gib": estimate.gpu_bytes / GIB,
+        "predicted_host_gib_per_node": estimate.host_bytes_per_node / GIB,
         "prediction_problem": "; ".join(_memory_gaps(row, host_memory_gib)),
     }
     if host_memory_gib is not None:
@@ -113,7 +125,7 @@ def _memory_gaps(row: Mapping[Any, Any], host_memory_gib: float | None) -> list[
     """What the answer leaves out."""
     gaps = []
     if pd.isna(row["seq_len"]):
-        gaps.append(f"the row does not state seq_len, {ASSUMED_SEQ_LEN} is taken")
+        gaps.append(f"the row does not state seq_len, {ANGELPTM_SEQ_LEN} is taken")
     if host_memory_gib is None:
         gaps.append("the node's host memory is not stated, so neither the fit nor the largest model is answered")
     if "of the states kept on the GPUs" in text_of(row, "notes"):
@@ -123,7 +135,7 @@ def _memory_gaps(row: Mapping[Any, Any], host_memory_gib: float | None) -> list[
 
 def _estimate(shape: ModelShape, row: Mapping[Any, Any], gpu_gib: float, host_gib: float | None) -> MemoryEstimate:
     num_gpus, nodes, micro = (int(row[name]) for name in ("num_gpus", "nodes", "micro_batch_per_gpu"))
-    seq_len = ASSUMED_SEQ_LEN if pd.isna(row["seq_len"]) else int(row["seq_len"])
+    seq_len = ANGELPTM_SEQ_LEN if pd.isna(row["seq_len"]) else int(row["seq_len"])
     return estimate_memory(
         shape,
         Layout(nodes, num_gpus // nodes),

@@ -1,7 +1,7 @@
 """What a row of the published files describes, resolved to what the planner's core takes.
 
-The resolving itself is ``plan/stated_run.py``, the path of ``plan --table``; a row that is held against its measurement must state
-more, so that no choice of ours is compared.
+The resolving itself is ``plan/stated_run.py``, the path of ``plan --table``; a row that is held against its measurement must
+state more, so that no choice of ours is compared.
 """
 
 from __future__ import annotations

@@ -98,10 +98,13 @@ class RunSummary:
     """Predicted step time over the measured one, less 1: above 0 the plan was too pessimistic."""
     predicted_memory_bytes: int | None = None
     """The plan's estimate for one rank: on its GPU, or on ``device=cpu`` in the host's memory."""
+    memory_error: float | None = None
+    """Predicted memory over the measured peak, less 1: above 0 the plan was too pessimistic."""
     memory_capacity_bytes: int | None = None
     """Of one GPU."""
     state: str = "not started"
-    """Of the last attempt, or ``unreadable``."""
+    """Of the last attempt, or ``unreadable``. Of a foreign log ``completed``, ``failed`` or, where it does not tell its end,
+    ``unknown``."""
     end_reason: str | None = None
     num_attempts: int = 0
     world_size: int | None = None
@@ -121,6 +124,7 @@ class RunSummary:
     step_time_s: float | None = None
     """Median over the steady steps, like every speed below."""
     step_time_low_s: float | None = None
+    """95 % interval of the median that allows for dependence of neighbouring steps, see ``intervals``; None: too few steps."""
     step_time_high_s: float | None = None
     tokens_per_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
@@ -144,7 +148,7 @@ class RunSummary:
     gpu_hours: float | None = None
     """All attempts, undone steps included."""
     valid: bool = False
-    """The speeds may be compared with other runs."""
+    """The speeds may be compared with other runs. Of our own runs only ``completed`` ones; of a foreign log whatever its end."""
     reason: str = ""
     """Why not."""
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pandas as pd
 
+from hpctrain.analysis.name_lists import joined_names
 from hpctrain.analysis.printed_rates import tflops_contradictions
-from hpctrain.analysis.summary import rank_word
+from hpctrain.analysis.run_row import rank_word
 from hpctrain.units import short_count
 
 ScalingKind = Literal["strong", "weak"]
@@ -43,11 +45,27 @@ MUST_BE_KNOWN: dict[ScalingKind, tuple[str, ...]] = {
 }
 """A run of which one of these is not known is compared with none: two unknown models or batches are not equal."""
 
+MAX_NAMES = 4
+"""Runs named in a short message; folders of logs hold dozens of which little is known."""
+
 SYSTEM = "source"
 """Who wrote the records. Other unknown values are equal only where this is the same too."""
 
 _SPLIT = ["micro_batch_size", "gradient_accumulation_steps"]
 _POINT_COLUMNS = ["gpus", "nodes", *_SPLIT, "global_batch_size", "num_runs", "tokens_per_s", "tokens_per_s_per_gpu"]
+
+
+@dataclass(frozen=True)
+class NotCompared:
+    """Runs of which the same is not known."""
+
+    unknown: tuple[str, ...]
+    """Columns, of ``MUST_BE_KNOWN`` and ``IDENTITY``."""
+    runs: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return f"{', '.join(self.unknown)} not known, so compared with no other run: {', '.join(self.runs)}"
 
 
 @dataclass(frozen=True)
@@ -62,10 +80,22 @@ class Scaling:
     """What all groups share, for titles."""
     left_out: tuple[str, ...]
     """Runs that are not valid, each with its reason."""
-    messages: tuple[str, ...]
-    """Groups without an efficiency, batch splits that do not count, and runs of which too little is known."""
+    group_messages: tuple[str, ...] = ()
+    """Groups without an efficiency, and batch splits that do not count."""
+    not_compared: tuple[NotCompared, ...] = ()
+    """Runs of which too little is known, by what it is."""
     contradictions: tuple[str, ...] = ()
     """Valid runs whose printed TFLOP/s and whose tokens/s cannot both be true, see ``tflops_contradictions``."""
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """Everything to be said, each run by its name."""
+        return (*(part.text for part in self.not_compared), *self.group_messages)
+
+    @property
+    def short_messages(self) -> tuple[str, ...]:
+        """The same, with one text for all runs of which too little is known, and the first ``MAX_NAMES`` of them named."""
+        return (*filter(None, [_not_compared_text(self.not_compared)]), *self.group_messages)
 
 
 def scaling_efficiency(runs: pd.DataFrame, kind: ScalingKind, base_gpus: int | None = None) -> Scaling:
@@ -83,11 +113,11 @@ def scaling_efficiency(runs: pd.DataFrame, kind: ScalingKind, base_gpus: int | N
         f"{run}: {reason}" for run, reason in runs.loc[~runs["valid"], ["run", "reason"]].itertuples(index=False)
     ]
     valid = runs[runs["valid"]]
-    known, messages = _known(valid, kind)
+    known, not_compared = _known(valid, kind)
     keys = [*([SYSTEM] if SYSTEM in runs else []), *COMPARABLE, *KIND_KEYS[kind]]
     members = [group for _, group in known.groupby(keys, dropna=False)]
     groups = pd.concat([group[keys].head(1) for group in members]) if members else known[keys]
-    tables = []
+    tables, messages = [], []
     for label, group in zip(group_labels(groups), members, strict=True):
         ranks = f"{rank_word(group['device'].iloc[0])}s"
         points, slower = _points(group, ranks)
@@ -98,19 +128,41 @@ def scaling_efficiency(runs: pd.DataFrame, kind: ScalingKind, base_gpus: int | N
     columns = ["group", *COMPARABLE, *_POINT_COLUMNS, "base_gpus", "efficiency"]
     table = pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
     table = table.astype({"base_gpus": "Int64", "efficiency": "Float64"})
-    return Scaling(kind, table, common_text(groups), tuple(left_out), tuple(messages), tflops_contradictions(valid))
+    return Scaling(
+        kind,
+        table,
+        common_text(groups),
+        tuple(left_out),
+        tuple(messages),
+        tuple(not_compared),
+        tflops_contradictions(valid),
+    )
 
 
-def _known(runs: pd.DataFrame, kind: ScalingKind) -> tuple[pd.DataFrame, list[str]]:
-    """The runs of which enough is known to be compared, and a text for the others by what they lack."""
+def _known(runs: pd.DataFrame, kind: ScalingKind) -> tuple[pd.DataFrame, list[NotCompared]]:
+    """The runs of which enough is known to be compared, and the others by what is not known."""
     lacking = runs[list(MUST_BE_KNOWN[kind])].isna()
     lacking.insert(0, " and ".join(IDENTITY), runs[list(IDENTITY)].isna().all(axis=1))
-    names: dict[str, list[str]] = {}
+    names: dict[tuple[str, ...], list[str]] = {}
     for run, flags in zip(runs["run"], lacking.to_numpy(dtype=bool), strict=True):
         if flags.any():
-            names.setdefault(", ".join(lacking.columns[flags]), []).append(str(run))
-    texts = [f"{what} not known, so compared with no other run: {', '.join(which)}" for what, which in names.items()]
-    return runs[~lacking.any(axis=1)], texts
+            names.setdefault(tuple(lacking.columns[flags]), []).append(str(run))
+    return runs[~lacking.any(axis=1)], [NotCompared(what, tuple(which)) for what, which in names.items()]
+
+
+def _not_compared_text(parts: tuple[NotCompared, ...]) -> str:
+    """One text for all runs of which too little is known; empty if there is none."""
+    names = [run for part in parts for run in part.runs]
+    if not names:
+        return ""
+    counts = Counter({column: 0 for part in parts for column in part.unknown})
+    for part in parts:
+        counts.update(dict.fromkeys(part.unknown, len(part.runs)))
+    if len(parts) == 1:
+        what = f"{', '.join(parts[0].unknown)} not known"
+    else:
+        what = f"not known: {', '.join(f'{column} of {count}' for column, count in counts.most_common())} runs"
+    return f"{what}; so compared with no other run: {joined_names(names, MAX_NAMES)}"
 
 
 def _points(runs: pd.DataFrame, ranks: str) -> tuple[pd.DataFrame, list[str]]:

@@ -1,10 +1,8 @@
-"""Which steps of a run count for what: the warm-up rule, undone, dead and outlying steps, and the median with its interval."""
+"""Which steps of a run count for what: the warm-up rule, undone, dead and outlying steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +12,6 @@ from numpy.typing import NDArray
 
 WARM_UP_ONE_IN = 10
 WARM_UP_MIN_STEPS = 2
-CONFIDENCE = 0.95
 OUTLIER_SIGMAS = 5.0
 OUTLIER_MIN_SHARE = 0.05
 SIGMAS_PER_DEVIATION = 1.4826
@@ -58,11 +55,7 @@ def mark_columns(columns: Mapping[str, NDArray[Any]], fastest_step_s: float = 0.
         order = np.lexsort((step, attempt))
         columns = {name: column[order] for name, column in columns.items()}
         attempt, step = columns["attempt"], columns["step"]
-    bounds = (
-        np.concatenate(([0], np.flatnonzero(np.diff(attempt)) + 1, [len(attempt)]))
-        if len(attempt)
-        else np.zeros(1, int)
-    )
+    bounds = attempt_bounds(attempt)
     superseded, warm_up = _superseded(attempt, step, bounds), _warm_up(step, bounds)
     time_s = columns["step_time_s"]
     has_time = np.isfinite(time_s) & (time_s > 0)
@@ -81,10 +74,12 @@ def mark_columns(columns: Mapping[str, NDArray[Any]], fastest_step_s: float = 0.
 def attempt_bounds(attempt: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where each attempt begins in a column that is ordered by attempt, and its length.
 
-    >>> attempt_bounds(np.array([1, 1, 3])).tolist()
-    [0, 2, 3]
+    >>> attempt_bounds(np.array([1, 1, 3])).tolist(), attempt_bounds(np.array([], int)).tolist()
+    ([0, 2, 3], [0])
     """
-    return np.concatenate((np.flatnonzero(np.diff(attempt, prepend=-1)), [len(attempt)]))
+    if len(attempt) == 0:
+        return np.zeros(1, np.int64)
+    return np.concatenate(([0], np.flatnonzero(np.diff(attempt)) + 1, [len(attempt)]))
 
 
 def _is_ordered(attempt: NDArray[np.int64], step: NDArray[np.int64]) -> bool:
@@ -129,46 +124,3 @@ def outlier_steps(times_s: NDArray[np.float64]) -> NDArray[np.bool_]:
     sigma = SIGMAS_PER_DEVIATION * np.median(deviation)
     is_far: NDArray[np.bool_] = deviation > max(OUTLIER_SIGMAS * sigma, OUTLIER_MIN_SHARE * median)
     return is_far
-
-
-@dataclass(frozen=True)
-class MedianInterval:
-    """A median and a confidence interval around it; no interval where there are too few values."""
-
-    median: float
-    low: float | None
-    high: float | None
-
-
-def median_interval(values: Sequence[float] | NDArray[np.float64]) -> MedianInterval:
-    """The median with the distribution-free interval between two order statistics, at least ``CONFIDENCE`` sure.
-
-    The interval from the k-th smallest to the k-th largest of n values holds the median with probability
-    1 - 2·P(Binomial(n, 1/2) < k); the largest k that reaches the confidence is taken. Six values are the fewest that do.
-    Source: David and Nagaraja, Order Statistics (2003), section 7.1; advised for timings by Hoefler and Belli (SC15).
-    Leaves out that neighbouring steps are not independent: over a run that drifts the interval is too narrow.
-
-    Raises:
-        ValueError: there are no values.
-
-    >>> median_interval([5, 1, 4, 2, 3, 6])
-    MedianInterval(median=3.5, low=1.0, high=6.0)
-    """
-    if len(values) == 0:
-        raise ValueError("a median needs values")
-    ordered = np.sort(np.asarray(values, dtype=float))
-    rank = _interval_rank(len(ordered))
-    median = float(np.median(ordered))
-    if rank == 0:
-        return MedianInterval(median, None, None)
-    return MedianInterval(median, float(ordered[rank - 1]), float(ordered[-rank]))
-
-
-@lru_cache(maxsize=1024)
-def _interval_rank(num_values: int) -> int:
-    """The largest k, counted from 1, whose order statistics hold the median surely enough; 0: none does."""
-    counts = np.arange(num_values + 1)
-    log_factorials = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, num_values + 1)))))
-    log_ways = log_factorials[num_values] - log_factorials[counts] - log_factorials[num_values - counts]
-    below = np.cumsum(np.exp(log_ways - num_values * np.log(2.0)))
-    return int(np.count_nonzero(1 - 2 * below[: num_values // 2] >= CONFIDENCE))

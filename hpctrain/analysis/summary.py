@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.analysis.run_row import FLOP_CONVENTIONS, RunData, RunSummary, rank_word
-from hpctrain.analysis.steady import median_interval
+from hpctrain.analysis.intervals import dependent_median_interval
+from hpctrain.analysis.run_row import RunData, RunSummary
 from hpctrain.analysis.validity import invalid_reasons, world_sizes
 from hpctrain.analysis.wall_clock import wall_clock
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.lines import number_problem
-
-__all__ = ["FLOP_CONVENTIONS", "RunData", "RunSummary", "rank_word", "summarise"]
 
 Columns = Mapping[str, NDArray[Any]]
 
@@ -91,6 +89,7 @@ def _with_recorded(row: RunSummary, data: RunData, steps: Columns) -> RunSummary
     last = data.attempts[-1] if data.attempts and data.last_attempt_is_known else None
     sizes = world_sizes(data.attempts, data.attempts_on_curve)
     final_loss = float(steps["loss"][curve][-1]) if num_steps else math.nan
+    peak_memory = int(steps["peak_memory_bytes"].max()) if len(curve) else None
     return replace(
         row,
         state=last.state if last else ("unreadable" if data.problem else "not started"),
@@ -103,8 +102,14 @@ def _with_recorded(row: RunSummary, data: RunData, steps: Columns) -> RunSummary
         num_outlier_steps=int(steps["outlier"].sum()),
         num_rejected_steps=int((steps["rejected"] & curve).sum()),
         final_loss=final_loss if math.isfinite(final_loss) else None,
-        peak_memory_bytes=int(steps["peak_memory_bytes"].max()) if len(curve) else None,
+        peak_memory_bytes=peak_memory,
+        memory_error=_error(row.predicted_memory_bytes, peak_memory),
     )
+
+
+def _error(predicted: float | None, measured: float | None) -> float | None:
+    """Predicted over measured, less 1; None where one of them is not known, or nothing was measured."""
+    return predicted / measured - 1 if predicted is not None and measured else None
 
 
 def _with_speeds(row: RunSummary, plan: RunPlan, steps: Columns) -> RunSummary:
@@ -113,8 +118,7 @@ def _with_speeds(row: RunSummary, plan: RunPlan, steps: Columns) -> RunSummary:
     if len(times_s) == 0:
         return row
     tokens = plan.batch.tokens_per_step
-    step_time = median_interval(times_s)
-    predicted_s = row.predicted_step_time_s
+    step_time = dependent_median_interval(times_s)
     row = replace(
         row,
         num_steady_steps=len(times_s),
@@ -122,7 +126,7 @@ def _with_speeds(row: RunSummary, plan: RunPlan, steps: Columns) -> RunSummary:
         step_time_low_s=step_time.low,
         step_time_high_s=step_time.high,
         tokens_per_s=tokens / step_time.median,
-        prediction_error=None if predicted_s is None else predicted_s / step_time.median - 1,
+        prediction_error=_error(row.predicted_step_time_s, step_time.median),
     )
     if not row.world_size:
         return row

@@ -1,4 +1,9 @@
-"""Whether the speeds of a run may be compared with those of others, and if not, why."""
+"""Whether the speeds of a run may be compared with those of others, and if not, why.
+
+A run of our own must have ended as ``completed``. A log of another system is judged by ``log_runs``, for which the end is
+no reason: its speeds stay valid where it ended out of memory, crashed or with its node, and ``state`` and ``end_reason`` of
+its row tell how it ended. ``RunSummary.state`` is then ``unknown`` where the log does not tell.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Wall-clock time of a run: of all its attempts, and how much of it was spent in steps that count."""
+"""Wall-clock time: of each attempt by its record and its steps, and of a run as the sum of its attempts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,84 @@ from hpctrain.record.schema import AttemptRecord
 
 CLOCK_TOLERANCE = 0.01
 """Share by which the steps may take longer than the attempts they lie in: clocks are read at slightly different moments."""
+CLOCK_OFFSET_S = 1e-3
+"""Time that clocks may be apart however short the attempt is. A choice: nodes that are kept in step over the network, as
+clusters are, agree to about a millisecond."""
+
+
+@dataclass(frozen=True)
+class AttemptTime:
+    """Where one attempt's seconds went; moments are Unix times. NaN: not known."""
+
+    start_s: float
+    end_s: float
+    """Of an attempt without a recorded end that of its last step."""
+    end_is_recorded: bool
+    steps_begin_s: float
+    """When the first step began; NaN without a step or a time stamp."""
+    steps_end_s: float
+    num_steps: int
+    """A step written twice counts once, as it was written last."""
+    num_undone_steps: int
+    curve_s: float
+    """Steps that count."""
+    undone_s: float
+    """Steps that a later attempt took again."""
+    dead_s: float
+    """Part of ``curve_s`` in steps without an update."""
+
+    @property
+    def wall_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+def attempt_time(start_s: float, end_s: float | None, steps: Mapping[str, NDArray[Any]]) -> AttemptTime:
+    """The times of one attempt; a step time that is not above zero or not finite adds nothing.
+
+    Args:
+        start_s: Unix time at which its first rank started.
+        end_s: Unix time of its end; None: none was recorded.
+        steps: of this attempt only, in order: step, time_s (Unix time of the step's end), step_time_s, superseded, dead.
+
+    Two of three steps count, each of 10 s, and one of them without an update:
+
+    >>> columns = {"step": [1, 2, 3], "time_s": [115, 125, 135], "step_time_s": [10, 10, 10]}
+    >>> columns |= {"superseded": [False, False, True], "dead": [False, True, False]}
+    >>> time = attempt_time(100.0, None, {name: np.array(column) for name, column in columns.items()})
+    >>> time.wall_s, time.steps_begin_s, time.curve_s, time.undone_s, time.dead_s
+    (35.0, 105.0, 20.0, 10.0, 10.0)
+    """
+    step = steps["step"]
+    last = np.ones(len(step), bool)
+    last[:-1] = step[1:] != step[:-1]
+    moments_s, times_s = steps["time_s"][last].astype(float), steps["step_time_s"][last].astype(float)
+    times_s = np.where(np.isfinite(times_s) & (times_s > 0), times_s, 0.0)
+    undone, dead = steps["superseded"][last], steps["dead"][last]
+    stamped = np.isfinite(moments_s)
+    begin_s = float((moments_s - times_s)[stamped].min()) if stamped.any() else math.nan
+    last_s = float(moments_s[stamped].max()) if stamped.any() else math.nan
+    up_to_last_s = max(start_s, last_s) if stamped.any() else start_s
+    return AttemptTime(
+        start_s=start_s,
+        end_s=up_to_last_s if end_s is None else end_s,
+        end_is_recorded=end_s is not None,
+        steps_begin_s=begin_s,
+        steps_end_s=last_s,
+        num_steps=len(times_s),
+        num_undone_steps=int(undone.sum()),
+        curve_s=float(times_s[~undone].sum()),
+        undone_s=float(times_s[undone].sum()),
+        dead_s=float(times_s[dead & ~undone].sum()),
+    )
+
+
+def fits(part_s: float, whole_s: float) -> bool:
+    """A part is no longer than its whole, as far as clocks can tell.
+
+    >>> fits(10.05, 10.0), fits(10.2, 10.0), fits(0.0, -1.0)
+    (True, False, False)
+    """
+    return part_s <= whole_s + CLOCK_TOLERANCE * max(whole_s, 0.0) + CLOCK_OFFSET_S
 
 
 @dataclass(frozen=True)
@@ -31,47 +110,45 @@ class WallClock:
 
 
 def wall_clock(attempts: Sequence[AttemptRecord], steps: Mapping[str, NDArray[Any]]) -> WallClock:
-    """Wall-clock time and throughput of one run.
+    """Wall-clock time and throughput of one run: the sum of ``attempt_time`` over its attempts.
 
-    An attempt without an end is counted up to its last step. Steps of an attempt without a record leave all unknown.
+    Steps of an attempt without a record leave all unknown.
 
     Args:
         attempts: every start of the run.
-        steps: columns attempt, time_s (Unix time of the step's end), step_time_s, tokens, superseded; by attempt.
+        steps: columns attempt, tokens and those of ``attempt_time``; by (attempt, step).
 
     30 s of two attempts, of which one step of 10 s and 50 tokens counts:
 
     >>> failed = AttemptRecord(1, 1, "7", "failed", started_at_s=100.0, ended_at_s=115.0)
     >>> again = AttemptRecord(1, 2, "7", "completed", started_at_s=200.0, ended_at_s=215.0)
-    >>> columns = {"attempt": [1, 2], "time_s": [112, 213], "step_time_s": [10, 10], "tokens": [50, 50]}
-    >>> columns |= {"superseded": [True, False]}
+    >>> columns = {"attempt": [1, 2], "step": [1, 1], "time_s": [112, 213], "step_time_s": [10, 10], "tokens": [50, 50]}
+    >>> columns |= {"superseded": [True, False], "dead": [False, False]}
     >>> wall = wall_clock([failed, again], {name: np.array(column) for name, column in columns.items()})
     >>> wall.wall_s, wall.tokens_per_s, round(wall.lost_time_share, 3)
     (30.0, 1.6666666666666667, 0.667)
     """
-    with_steps = set(steps["attempt"][attempt_bounds(steps["attempt"])[:-1]].tolist())
-    if not attempts or with_steps - {attempt.attempt for attempt in attempts}:
+    bounds = attempt_bounds(steps["attempt"])
+    places = {int(steps["attempt"][start]): slice(start, end) for start, end in pairwise(bounds.tolist())}
+    if not attempts or set(places) - {attempt.attempt for attempt in attempts}:
         return WallClock()
-    wall_s = 0.0
+    wall_s = curve_s = 0.0
     for attempt in attempts:
-        seconds = _attempt_s(attempt, steps) if attempt.attempt in with_steps or attempt.ended_at_s is not None else 0.0
-        if seconds < 0:
-            return WallClock(contradiction=f"attempt {attempt.attempt} ended {-seconds:,.4g} s before it started")
-        wall_s += seconds
+        place = places.get(attempt.attempt, slice(0, 0))
+        time = attempt_time(
+            attempt.started_at_s, attempt.ended_at_s, {name: steps[name][place] for name in _STEP_COLUMNS}
+        )
+        if time.wall_s < 0:
+            return WallClock(contradiction=f"attempt {attempt.attempt} ended {-time.wall_s:,.4g} s before it started")
+        wall_s += time.wall_s
+        curve_s += time.curve_s
     if wall_s == 0:
         return WallClock(wall_s=0.0)
-    curve = ~steps["superseded"]
-    times_s = steps["step_time_s"][curve]
-    curve_s = float(times_s[np.isfinite(times_s) & (times_s > 0)].sum())
-    if curve_s > (1 + CLOCK_TOLERANCE) * wall_s:
+    if not fits(curve_s, wall_s):
         text = f"its steps take {curve_s:,.4g} s and all attempts together {wall_s:,.4g} s"
         return WallClock(contradiction=text)
-    tokens = float(steps["tokens"][curve].sum(dtype=float))
+    tokens = float(steps["tokens"][~steps["superseded"]].sum(dtype=float))
     return WallClock(wall_s, tokens / wall_s, max(0.0, 1 - curve_s / wall_s))
 
 
-def _attempt_s(attempt: AttemptRecord, steps: Mapping[str, NDArray[Any]]) -> float:
-    if attempt.ended_at_s is not None:
-        return attempt.ended_at_s - attempt.started_at_s
-    last_s = float(steps["time_s"][steps["attempt"] == attempt.attempt].max())
-    return max(0.0, last_s - attempt.started_at_s) if math.isfinite(last_s) else 0.0
+_STEP_COLUMNS = ("step", "time_s", "step_time_s", "superseded", "dead")

@@ -97,6 +97,16 @@ class HardwareConfig:
     """GPU to host memory, one direction, GB/s a GPU; asked for where something is offloaded."""
     host_memory_gb_per_s: Positive | None = None
     """Memory of a node's processors, GB/s, all sockets together; asked for where the optimizer runs on the CPU."""
+    price_per_gpu_hour: Positive | None = None
+    """Price of one GPU for one hour, in ``price_currency``; ``plan --price`` wins."""
+    price_currency: Text | None = None
+    """Such as USD; None: money is printed without one."""
+    gpu_power_w: Positive | None = None
+    """Board power limit of one GPU, W; None: no energy of the GPUs is computed."""
+    node_power_w: Positive | None = None
+    """Greatest power of a whole node, W, without network switches and cooling of the hall; None: not stated."""
+    node_mtbf_hours: Positive | None = None
+    """Hours of one node between failures that end a job, on average; ``plan --mtbf-hours`` wins."""
     sources: dict[str, Text] = field(default_factory=dict)
 
 

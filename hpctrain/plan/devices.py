@@ -32,8 +32,11 @@ class Device:
 
 _MAMF = "best measured matmul: stas00/ml-engineering, compute/accelerator"
 _PCIE3, _PCIE4, _PCIE5 = 12.0, 25.0, 50.0
-"""x16, one direction, pinned memory: about 12 of 15.75 GB/s measured on the third generation (ZeRO-Infinity), twice and
-four times that on the fourth and fifth."""
+"""x16, one direction, pinned memory, GB/s. Source: third generation ZeRO-Infinity (arXiv 2104.07857), about 12 of 15.75; fourth
+nvbandwidth on 8 A100-SXM, 24.8 to 25 (NVIDIA developer forum, topic 352186); fifth twice the fourth, an assumption (55.6 stands in
+the output that NVIDIA's post on nvbandwidth shows)."""
+_MI250X_HOST = 36.0
+"""Of one die, peak. Source: OLCF, Frontier user guide, Infinity Fabric CPU to GPU, 36 GB/s a direction."""
 _A100 = {"fp32": 19.5, "tf32": 156.0, "fp16": 312.0, "bf16": 312.0}
 _V100 = {"fp32": 15.7, "fp16": 125.0}
 _HOPPER = {"fp32": 67.0, "tf32": 494.5, "fp16": 989.0, "bf16": 989.0, "fp8": 1979.0}
@@ -119,7 +122,7 @@ _TABLE = (
         {"fp32": 95.7, "fp16": 383.0, "bf16": 383.0},
         3277,
         250,
-        36,
+        2 * _MI250X_HOST,
         "AMD Instinct MI250X data sheet, both dies of a card together; a job sees two GPUs of half that",
     ),
     Device(
@@ -128,7 +131,7 @@ _TABLE = (
         {"fp32": 47.9, "fp16": 191.5, "bf16": 191.5},
         1638,
         200,
-        36,
+        _MI250X_HOST,
         "AMD Instinct MI250X data sheet, one of the two dies",
     ),
     Device(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 from hpctrain.errors import ConfigError, Problem, known_names_hint
-from hpctrain.plan.flops import block_forward_flops, megatron_flops, step_flops
+from hpctrain.plan.flops import block_forward_flops, megatron_flops, step_flops, tflops_per_gpu
 from hpctrain.plan.model_shape import ModelShape
 
 FlopConvention = Literal[
@@ -29,24 +29,15 @@ FlopConvention = Literal[
     "palm_recompute",
 ]
 """Counts by terms: ``model`` (attention full, every score) and ``model_causal`` (half of the scores), ``hardware_*`` (attention
-full; full, selective or no recomputation). Closed forms: ``megatron`` (96-form), ``megatron_model`` (72-form),
-``megatron_selective``, ``6n``, ``8n``, ``palm`` (6N + 12Lhs), ``palm_causal`` (6N + 6Lhs), ``palm_recompute`` (8N + 16Lhs)."""
+full; full, selective or no recomputation, whether or not the run did it). Closed forms: ``megatron`` (96-form, attention full, full
+recomputation), ``megatron_model`` (72-form, attention full), ``megatron_selective`` (attention full, twice), ``6n`` and ``8n`` (no
+attention; without and with full recomputation), ``palm`` (6N + 12Lhs, attention full), ``palm_causal`` (6N + 6Lhs),
+``palm_recompute`` (8N + 16Lhs, attention full, full recomputation)."""
 
-ATTENTION: dict[FlopConvention, Literal["full", "causal", "none"]] = {
-    **dict.fromkeys(get_args(FlopConvention), "full"),
-    "model_causal": "causal",
-    "palm_causal": "causal",
-    "6n": "none",
-    "8n": "none",
-}
-"""How each convention counts attention's scores."""
-
-RECOMPUTATION: dict[FlopConvention, Literal["full", "selective", "none"]] = {
-    **dict.fromkeys(get_args(FlopConvention), "none"),
-    **dict.fromkeys(("hardware_full", "megatron", "8n", "palm_recompute"), "full"),
-    **dict.fromkeys(("hardware_selective", "megatron_selective"), "selective"),
-}
-"""The recomputation that each convention counts, whether or not the run did it."""
+HARDWARE_SPELLING = "hardware incl. recompute"
+"""What ``analysis/published`` writes for counts that hold recomputation."""
+FLOPS_PER_PARAMETER = 6
+"""Of one token, forward and backward: a multiply-add each, backward twice. Source: Kaplan et al. 2020 (arXiv 2001.08361), table 1."""
 
 
 def convention_flops(
@@ -89,15 +80,15 @@ def convention_flops(
 
 
 _FORMS_WITH_N: dict[str, tuple[float, float]] = {
-    "6n": (6, 0),
+    "6n": (FLOPS_PER_PARAMETER, 0),
     "8n": (8, 0),
-    "palm": (6, 12),
-    "palm_causal": (6, 6),
+    "palm": (FLOPS_PER_PARAMETER, 12),
+    "palm_causal": (FLOPS_PER_PARAMETER, 6),
     "palm_recompute": (8, 16),
 }
 """FLOPs a token: so many times N, and so many times layers x attention width x sequence.
 
-Source: 6N Kaplan et al. 2020 (arXiv 2001.08361), table 1; 6N + 12Lhs Chowdhery et al. 2022 (PaLM, arXiv 2204.02311), appendix B;
+Source: 6N see ``FLOPS_PER_PARAMETER``; 6N + 12Lhs Chowdhery et al. 2022 (PaLM, arXiv 2204.02311), appendix B;
 half of its scores: Megatron-Bridge 25.09; 8N the same with the forward pass twice (BigScience's V100 tables); 8N + 16Lhs ALST
 (arXiv 2506.13996). N holds tables that are only looked up, so it is more than a count by terms where they are not tied.
 """
@@ -193,11 +184,11 @@ def utilisation(flops: float, step_time_s: float, num_gpus: int, peak_tflops: fl
     >>> utilisation(312e12, 2.0, 1, 312.0)
     0.5
     """
-    return flops / (step_time_s * num_gpus * peak_tflops * 1e12)
+    return tflops_per_gpu(flops, step_time_s, num_gpus) / peak_tflops
 
 
 _PUBLISHED: dict[str, FlopConvention | None] = {
-    "hardware incl. recompute": "megatron",
+    HARDWARE_SPELLING: "megatron",
     "model flops": "palm",
     "unknown": None,
 }

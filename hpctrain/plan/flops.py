@@ -26,12 +26,20 @@ class StepFlops:
 
     def per_gpu_tflops(self, step_time_s: float, world_size: int) -> dict[str, float]:
         """Rates in TFLOP/s a GPU by convention."""
-        gpu_seconds = step_time_s * world_size
         return {
-            "model": self.model_flops / gpu_seconds / TERA,
-            "hardware": self.hardware_flops / gpu_seconds / TERA,
-            "megatron": self.megatron_flops / gpu_seconds / TERA,
+            "model": tflops_per_gpu(self.model_flops, step_time_s, world_size),
+            "hardware": tflops_per_gpu(self.hardware_flops, step_time_s, world_size),
+            "megatron": tflops_per_gpu(self.megatron_flops, step_time_s, world_size),
         }
+
+
+def tflops_per_gpu(flops: float, time_s: float, num_gpus: int) -> float:
+    """1e12 FLOP/s of one GPU, where ``num_gpus`` together did ``flops`` in ``time_s``.
+
+    >>> tflops_per_gpu(8e12, 2.0, 4)
+    1.0
+    """
+    return flops / (time_s * num_gpus * TERA)
 
 
 def block_forward_flops(shape: ModelShape, seq_len: int) -> dict[str, int]:

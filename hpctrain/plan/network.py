@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-GIGA = 1e9
+from hpctrain.units import GIGA
 
 
 @dataclass(frozen=True)

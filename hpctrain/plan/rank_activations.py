@@ -15,8 +15,9 @@ def block_bytes(setup: Setup, software: Software, habits: MemoryHabits, recomput
 
     Without recomputation, per token: inputs and outputs of two norms (4h), which tensor ranks share only with sequence
     parallelism; queries, keys, values and attention's result, and the feed-forward's inner tensors, which they share. Where
-    attention is not fused: the softmax and what dropout leaves of it in 16 bit and its mask in 8, for each score, and two masks of
-    dropout on the residuals. Selective recomputation leaves out the scores, or, where it works on products, half of their results.
+    attention is not fused: for each score the softmax and what dropout leaves of it in 16 bit and its mask in 8, and two masks
+    of dropout on the residuals. Selective recomputation leaves out the scores, or, where it works on products, keeps half of
+    their results.
     Full recomputation keeps the block's input.
     """
     shape, tp, width = setup.shape, setup.tensor_degree, setup.bytes_per_element
@@ -24,15 +25,29 @@ def block_bytes(setup: Setup, software: Software, habits: MemoryHabits, recomput
     if recomputation == "full":
         return tokens * shape.hidden_size * width * outer
     residual = 4 * shape.hidden_size * width * outer
+    if habits.gathered_inputs and software.sequence_parallel:
+        residual = 2 * shape.hidden_size * width * (1 + outer)
     attention = 2 * (shape.attention_width + shape.kv_width) * width / tp
     inner = inner_width(setup, habits) * width / tp
     if recomputation == "selective" and software.selective_share > 0:
-        return tokens * (residual / 2 + attention / 2 + inner * software.selective_share)
+        return tokens * width * _selective_elements(setup, software, outer)
     total = tokens * (residual + attention + inner)
     if software.fused_attention:
         return total + tokens * shape.num_heads * 4 / tp
     total += tokens * 2 * shape.hidden_size * outer
     return total if recomputation == "selective" else total + score_elements(setup) * (2 * width + 1)
+
+
+def _selective_elements(setup: Setup, software: Software, outer: float) -> float:
+    """Elements a token where products are chosen: the block's input, attention's result and a share of the products' results.
+
+    Source: torchtitan, distributed/activation_checkpoint.py: the output of attention and of every other matrix product is saved.
+    """
+    shape, tp = setup.shape, setup.tensor_degree
+    fed_forward = (2 if shape.architecture == "llama" else 1) * shape.ffn_hidden_size
+    split = shape.attention_width + 2 * shape.kv_width + fed_forward
+    results = split / tp + 2 * shape.hidden_size * outer
+    return shape.hidden_size * outer + shape.attention_width / tp + (1 - software.selective_share) * results
 
 
 def inner_width(setup: Setup, habits: MemoryHabits) -> int:
@@ -50,10 +65,20 @@ def score_elements(setup: Setup) -> float:
 def backward_bytes(setup: Setup, software: Software, habits: MemoryHabits) -> float:
     """Gradients beside a block's activations: of the feed-forward's inner tensors, or of scores and softmax."""
     shape, tp, width = setup.shape, setup.tensor_degree, setup.bytes_per_element
-    inner = setup.tokens_per_micro_step * (inner_width(setup, habits) / tp + shape.hidden_size) * width
-    return inner if software.fused_attention else max(inner, 2 * score_elements(setup) * width)
+    tokens = setup.tokens_per_micro_step
+    kept = tokens * inner_width(setup, habits) / tp * width
+    inner = (
+        tokens * (shape.ffn_hidden_size * (2 if shape.architecture == "llama" else 1) / tp + shape.hidden_size) * width
+    )
+    return inner if software.fused_attention else max(inner, 2 * score_elements(setup) * width - kept)
 
 
 def loss_bytes(setup: Setup, habits: MemoryHabits) -> float:
-    """Logits and their copies at the loss, split over tensor ranks by vocabulary."""
-    return setup.tokens_per_micro_step * setup.shape.vocab_size / setup.tensor_degree * habits.loss_bytes
+    """Logits and their copies at the loss, split over tensor ranks by vocabulary.
+
+    A pipeline that keeps its outputs holds the logits in the training type, and then their gradient, beside all copies.
+    """
+    copies = habits.loss_bytes
+    if habits.kept_outputs and setup.pipeline_degree > 1:
+        copies += 2 * setup.bytes_per_element
+    return setup.tokens_per_micro_step * setup.shape.vocab_size / setup.tensor_degree * copies

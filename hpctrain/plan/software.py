@@ -117,7 +117,7 @@ _MEGATRON_DEEPSPEED_2022 = replace(
 )
 _MEGATRON = Software(
     "megatron",
-    fitted_on="nothing of its own, kernels as fsdp and links as megatron_2021",
+    fitted_on="nothing of its own, kernels as fsdp, links as megatron_2021, half of the backward pass assumed to hide gradients",
     validated_on="nanotron on 8 to 512 H100, recomputation not stated",
     errors=(-0.64, 0.33),
     gradient_overlap=0.5,
@@ -127,7 +127,7 @@ _MEGATRON = Software(
 _NANOTRON = replace(
     _MEGATRON,
     name="nanotron",
-    fitted_on="nothing of its own, as megatron with gradients in fp32 and stages cut by cost",
+    fitted_on="nothing of its own, as megatron with gradients in fp32 that nothing hides and stages cut by cost",
     gradient_bytes=4,
     gradient_overlap=0.0,
     balanced_stages=True,
@@ -158,7 +158,8 @@ _DEEPSPEED_2022 = replace(
 _DEEPSPEED = replace(
     _FSDP,
     name="deepspeed",
-    fitted_on="DeepSpeed's example of low-precision states (host work), kernels as fsdp, network as deepspeed_2022",
+    fitted_on="DeepSpeed's example of low-precision states (host work), kernels as fsdp, network as deepspeed_2022,"
+    " half of stage 3's communication assumed to be hidden",
     validated_on="",
     errors=(-0.25, 0.3),
     matrix_share=0.878,
@@ -171,7 +172,7 @@ _DEEPSPEED = replace(
 _DEEPSPEED_LEAF_BLOCKS = replace(
     _DEEPSPEED,
     name="deepspeed_leaf_blocks",
-    fitted_on="nothing of its own, as deepspeed with a quarter of its host work, since a block is gathered as one module",
+    fitted_on="nothing of its own, as deepspeed with a quarter of its host work, an assumption for blocks gathered as one module",
     host_s_per_block_pass=1.1e-3,
 )
 SOFTWARE: dict[str, Software] = {

@@ -10,7 +10,7 @@ from typing import Literal
 
 from hpctrain.plan.flops import block_forward_flops
 from hpctrain.plan.model_shape import ModelShape
-from hpctrain.plan.network import GIGA, Links, all_reduce_time_s, all_to_all_time_s, gather_time_s, group_of
+from hpctrain.plan.network import Links, all_reduce_time_s, all_to_all_time_s, gather_time_s, group_of
 from hpctrain.plan.software import (
     ADAM_BYTES_PER_PARAMETER,
     GPU_MEMORY_SHARE,
@@ -21,7 +21,7 @@ from hpctrain.plan.software import (
     UNALIGNED_SHARE,
     Software,
 )
-from hpctrain.units import TERA
+from hpctrain.units import GIGA, TERA
 
 Recomputation = Literal["none", "selective", "full"]
 
@@ -38,7 +38,9 @@ class Machine:
     network_gb_per_s: float | None
     """All adapters of a node together; None is allowed where there is one node."""
     host_link_gb_per_s: float | None = None
+    """None is allowed where nothing is offloaded."""
     host_memory_gb_per_s: float | None = None
+    """None is allowed where the optimizer runs on the GPU."""
     sustained_matrix: float = 1.0
     """Rate under load against the A100's, see ``software.SUSTAINED``."""
     sustained_attention: float = 1.0
@@ -74,6 +76,20 @@ class Setup:
     @property
     def data_degree(self) -> int:
         return self.num_gpus // (self.tensor_degree * self.pipeline_degree * self.sequence_degree)
+
+    @property
+    def zero_ranks(self) -> int:
+        """Ranks that hold the same layers in full, so that ZeRO can split their states: those of a sequence count as well.
+
+        Source: Jacobs et al. 2023 (DeepSpeed-Ulysses, arXiv 2309.14509), section 3.3.
+        """
+        return self.data_degree * self.sequence_degree
+
+    @property
+    def held_parameters(self) -> float:
+        """Parameters whose optimizer states one rank holds."""
+        of_the_layers = self.shape.num_parameters / (self.tensor_degree * self.pipeline_degree)
+        return of_the_layers / self.zero_ranks if self.zero_stage > 0 else of_the_layers
 
     @property
     def tokens_per_micro_step(self) -> float:
@@ -275,7 +291,7 @@ def _zero_parts(setup: Setup, machine: Machine, software: Software, micro_step_s
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 7.
     """
     model_parallel = setup.tensor_degree * setup.pipeline_degree
-    ranks = setup.data_degree * setup.sequence_degree
+    ranks = setup.zero_ranks
     if ranks == 1:
         return {}
     links = _links(setup, machine, software)
@@ -308,10 +324,11 @@ def _zero_parts(setup: Setup, machine: Machine, software: Software, micro_step_s
 
 def _host_parts(setup: Setup, machine: Machine, software: Software, micro_step_s: float) -> dict[str, float]:
     """Traffic between GPU and host memory that compute does not hide."""
-    if machine.host_link_gb_per_s is None:
+    if not (setup.offload_optimizer or setup.offload_param or setup.offload_activations):
         return {}
+    assert machine.host_link_gb_per_s is not None, "callers check that an offload has a link to the host"
     rate = machine.host_link_gb_per_s * GIGA
-    shard = setup.shape.num_parameters / (setup.tensor_degree * setup.pipeline_degree * setup.data_degree)
+    shard = setup.held_parameters
     per_micro_step = 0.0
     if setup.offload_param:
         per_micro_step += 2 * shard * setup.bytes_per_element
@@ -328,14 +345,11 @@ def _host_parts(setup: Setup, machine: Machine, software: Software, micro_step_s
 
 def _optimizer_parts(setup: Setup, machine: Machine, software: Software) -> dict[str, float]:
     """Adam is bound by memory: on the GPU by its own, on the host by that of the node, shared by its ranks."""
-    model_parallel = setup.tensor_degree * setup.pipeline_degree
-    held = setup.shape.num_parameters / model_parallel
-    if setup.zero_stage > 0:
-        held /= setup.data_degree
-    size = held * ADAM_BYTES_PER_PARAMETER
+    size = setup.held_parameters * ADAM_BYTES_PER_PARAMETER
     if setup.offload_optimizer:
-        if machine.host_memory_gb_per_s is None:
-            return {}
+        assert machine.host_memory_gb_per_s is not None, (
+            "callers check that an optimizer on the CPU has its memory's rate"
+        )
         ranks = min(machine.gpus_per_node, setup.num_gpus)
         return {
             "optimizer on the CPU": size * ranks / (machine.host_memory_gb_per_s * GIGA * software.host_memory_share)

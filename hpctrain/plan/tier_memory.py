@@ -7,11 +7,11 @@ parallelism, FSDP and Megatron. All sizes are bytes of one rank, of that pipelin
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from hpctrain.plan.memory import MemoryTerm
-from hpctrain.plan.memory_habits import CACHED_SHARE, COLLECTIVES_GIB, CONTEXT_GIB, MemoryHabits
+from hpctrain.plan.memory_habits import CACHED_SHARE, COLLECTIVES_GIB, CONTEXT_GIB, STUCK_SHARE, MemoryHabits
 from hpctrain.plan.rank_activations import backward_bytes, block_bytes, loss_bytes
 from hpctrain.plan.software import Software
 from hpctrain.plan.step_parts import Setup
@@ -20,9 +20,9 @@ from hpctrain.units import GIB
 States = Literal["mixed", "pure", "fp32"]
 """16-bit parameters with an fp32 master and moments; all in 16 bit; all in fp32."""
 Reading = Literal["device", "reserved", "allocated"]
-"""How a source measures: nvidia-smi, the allocator's reserved bytes, or what is allocated in them."""
+"""How a source measures: nvidia-smi on the first GPU, the allocator's reserved bytes, or what is allocated in them."""
 
-KEPT, WORKING, STEP, OUTSIDE, CACHED = "kept", "working", "step", "outside", "cached"
+KEPT, WORKING, STEP, OUTSIDE = "kept", "working", "step", "outside"
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class RankTerm(MemoryTerm):
 
     phase: str = KEPT
     """``kept`` through the whole step, ``working`` at the height of a pass, ``step`` in the optimizer's step, ``outside`` the
-    allocator, ``cached`` by the allocator between requests."""
+    allocator."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class TierMemory:
     @property
     def needed_bytes(self) -> int:
         """What the GPU must have: below it the allocator has given back all that it can."""
-        return self.allocated_bytes + self.gpu_bytes(OUTSIDE)
+        return math.ceil(self.allocated_bytes * (1 + STUCK_SHARE)) + self.gpu_bytes(OUTSIDE)
 
     @property
     def host_bytes_per_node(self) -> int:
         return self.ranks_per_node * sum(term.num_bytes for term in self.terms if term.tier == "host")
 
-    def read_bytes(self, reading: Reading, capacity_bytes: float) -> float:
+    def read_bytes(self, reading: Reading, capacity_bytes: float | None) -> float:
         """The peak as a source with that way of measuring would print it.
 
         The flat vectors of an optimizer step are larger than the blocks that activations leave behind, so the allocator asks for
@@ -69,15 +69,16 @@ class TierMemory:
         if reading == "allocated":
             return self.allocated_bytes
         outside = self.gpu_bytes(OUTSIDE)
-        reserved = self.gpu_bytes(KEPT, WORKING, STEP, CACHED)
-        reserved = max(self.allocated_bytes, min(reserved, capacity_bytes - outside))
+        reserved = self.gpu_bytes(KEPT, WORKING, STEP) * (1 + CACHED_SHARE)
+        if capacity_bytes is not None:
+            reserved = max(self.needed_bytes - outside, min(reserved, capacity_bytes - outside))
         return reserved + (outside if reading == "device" else 0)
 
 
 def tier_memory(
     setup: Setup, software: Software, habits: MemoryHabits, states: States = "mixed", gpus_per_node: int = 8
 ) -> TierMemory:
-    """Terms of the fullest pipeline rank: the first holds most micro batches, the last the logits.
+    """Memory of the fullest pipeline rank: the first holds most micro batches, the last the logits.
 
     Args:
         setup: shape, degrees, batch, recomputation and offload.
@@ -86,31 +87,44 @@ def tier_memory(
         states: data types of the model's states.
         gpus_per_node: for the host's share.
     """
-    ranks = {0, setup.pipeline_degree - 1}
-    answers = [
-        TierMemory(rank, _rank_terms(setup, software, habits, states, rank), min(gpus_per_node, setup.num_gpus))
-        for rank in sorted(ranks)
-    ]
+    ranks = sorted({0, setup.pipeline_degree - 1})
+    answers = [rank_memory(setup, software, habits, rank, states, gpus_per_node) for rank in ranks]
     return max(answers, key=lambda answer: answer.needed_bytes)
 
 
+def rank_memory(
+    setup: Setup, software: Software, habits: MemoryHabits, rank: int, states: States = "mixed", gpus_per_node: int = 8
+) -> TierMemory:
+    """Memory of one pipeline rank, counted from 0; further arguments as ``tier_memory``."""
+    per_node = min(gpus_per_node, setup.num_gpus)
+    return TierMemory(rank, _rank_terms(setup, software, habits, states, rank, per_node), per_node)
+
+
 def _rank_terms(
-    setup: Setup, software: Software, habits: MemoryHabits, states: States, rank: int
+    setup: Setup, software: Software, habits: MemoryHabits, states: States, rank: int, per_node: int
 ) -> tuple[RankTerm, ...]:
+    ranks = _shard_ranks(setup, habits, per_node)
     layers = rank_layers(setup, software, rank)
     parameters = rank_parameters(setup, layers, rank)
     terms = [
-        *_state_terms(setup, habits, states, parameters),
-        *_communication_terms(setup, habits, layers, parameters),
+        *_state_terms(setup, habits, states, parameters, ranks),
+        *_communication_terms(setup, habits, parameters, per_node),
         *_activation_terms(setup, software, habits, layers, rank),
-        *_step_terms(setup, habits, states, parameters),
+        *_step_terms(setup, habits, states, parameters, ranks),
         _gpu("CUDA context", CONTEXT_GIB * GIB, "BigScience, experiments/gpt2.md", OUTSIDE),
     ]
     if setup.num_gpus > 1:
         terms.append(_gpu("collective library", COLLECTIVES_GIB * GIB, "assumed", OUTSIDE))
-    working = sum(term.num_bytes for term in terms if term.phase == WORKING)
-    terms.append(_gpu("allocator's cache", CACHED_SHARE * working, "memory_habits.CACHED_SHARE", CACHED))
     return tuple(term for term in terms if term.num_bytes)
+
+
+def _shard_ranks(setup: Setup, habits: MemoryHabits, per_node: int) -> int:
+    """Ranks that states are sharded over: data-parallel and sequence ranks together; with HSDP those of one node.
+
+    ZeRO++ keeps its states sharded over all, and a second copy of the parameters in each node.
+    """
+    within = setup.shard_within_node and habits.sharded_master_only
+    return min(setup.zero_ranks, per_node) if within else setup.zero_ranks
 
 
 def _gpu(name: str, num_bytes: float, source: str, phase: str = KEPT) -> RankTerm:
@@ -157,13 +171,13 @@ def _widths(habits: MemoryHabits, states: States) -> tuple[int, int, int, int]:
     return (2, 2, 2, 4) if states == "pure" else (2, habits.gradient_bytes, 4, 8)
 
 
-def _state_terms(setup: Setup, habits: MemoryHabits, states: States, parameters: float) -> list[RankTerm]:
+def _state_terms(setup: Setup, habits: MemoryHabits, states: States, parameters: float, ranks: int) -> list[RankTerm]:
     """Parameters, gradients, master copy and moments, each whole or as this rank's share.
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.
     """
     parameter, gradient, master, moments = _widths(habits, states)
-    stage, share = setup.zero_stage, parameters / (setup.data_degree * setup.sequence_degree)
+    stage, share = setup.zero_stage, parameters / ranks
     held = share if stage == 3 else parameters
     updated = share if stage >= 1 else parameters
     reduced = share if stage >= 2 else parameters
@@ -190,12 +204,13 @@ def _state_terms(setup: Setup, habits: MemoryHabits, states: States, parameters:
     ]
 
 
-def _communication_terms(
-    setup: Setup, habits: MemoryHabits, layers: float, parameters: float
-) -> list[RankTerm]:
-    """Buckets of the reduction and, in stage 3, parameters that are gathered at a time."""
+def _communication_terms(setup: Setup, habits: MemoryHabits, parameters: float, per_node: int) -> list[RankTerm]:
+    """Buckets of the reduction and, in stage 3, parameters that are gathered at a time.
+
+    DeepSpeed allocates its buckets, and gathers, even where a rank has no peer.
+    """
     shape, tp, width = setup.shape, setup.tensor_degree, setup.bytes_per_element
-    if setup.data_degree * setup.sequence_degree == 1:
+    if setup.zero_ranks == 1 and not habits.buckets:
         return []
     bucket = habits.buckets * min(habits.bucket_elements, parameters) * width
     terms = [_gpu("reduction buckets", bucket, habits.source)]
@@ -212,6 +227,8 @@ def _communication_terms(
         largest = max(shape.vocab_size, shape.ffn_hidden_size) * shape.hidden_size / tp
         live = setup.live_parameters or habits.live_elements
         gathered = min(parameters, max(live, largest) + largest)
+        if setup.shard_within_node:
+            terms.append(_gpu("secondary partition", width * parameters / per_node, habits.source))
     terms.append(_gpu("gathered parameters", width * gathered, habits.source, WORKING))
     return terms
 
@@ -222,12 +239,14 @@ def _activation_terms(
     """What forward passes in flight keep, and the height of a pass over it: the backward of a block, or the loss."""
     source = "Korthikanti et al. 2022 (arXiv 2205.05198), section 4"
     count = micro_batches_in_flight(setup, rank)
+    outputs = 0.0
+    if habits.kept_outputs and setup.pipeline_degree > 1 and rank < setup.pipeline_degree - 1:
+        outputs = count * setup.tokens_per_micro_step * setup.shape.hidden_size * setup.bytes_per_element
     one_block = block_bytes(setup, software, habits, setup.recomputation)
-    kept = count * layers * one_block
+    kept = count * layers * one_block + outputs
     working = backward_bytes(setup, software, habits)
     if setup.recomputation != "none":
         working += block_bytes(setup, software, habits, "none") - (0 if setup.recomputation == "full" else one_block)
-    terms = []
     if setup.offload_activations:
         terms = [_host("block inputs", kept - one_block, source), _gpu("block inputs", one_block, source, WORKING)]
     else:
@@ -256,11 +275,10 @@ def micro_batches_in_flight(setup: Setup, rank: int) -> float:
     return min(setup.num_micro_steps * v, chunks) / v
 
 
-def _step_terms(setup: Setup, habits: MemoryHabits, states: States, parameters: float) -> list[RankTerm]:
+def _step_terms(setup: Setup, habits: MemoryHabits, states: States, parameters: float, ranks: int) -> list[RankTerm]:
     """Scratch of the optimizer's step: gradients flattened, and in fp32."""
     if setup.offload_optimizer or states == "fp32":
         return []
-    ranks = setup.data_degree * setup.sequence_degree
     updated = parameters / ranks if setup.zero_stage >= 1 else parameters
     if setup.zero_stage == 3 and habits.step_elements is not None:
         updated = min(updated, habits.step_elements)

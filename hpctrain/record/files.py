@@ -16,11 +16,32 @@ from hpctrain.record.schema import SCHEMA_VERSION
 T = TypeVar("T")
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes beside ``path`` and renames, so that a reader sees the old or the new file, never a part.
+
+    Leaves nothing behind where that fails.
+
+    Raises:
+        OSError: the folder is missing or cannot be written, ``path`` is a folder, the disk is full.
+    """
+    # A name may have 255 bytes, so that a long one leaves no room for more.
+    name = os.fsdecode(os.fsencode(path.name)[:_MAX_KEPT_BYTES])
+    temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+_MAX_KEPT_BYTES = 200
+"""Of a file's name in that of the one that is written beside it."""
+
+
 def write_text(path: Path, text: str) -> None:
-    """Writes beside ``path`` and renames, so that a reader sees the old or the new file, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    """Replaces ``path`` by the text in UTF-8, see ``replace_file``."""
+    replace_file(path, text.encode())
 
 
 def write_record(path: Path, record: Any) -> None:

@@ -124,7 +124,34 @@ def test_too_few_steps_are_not_judged(tmp_path: Path) -> None:
     step = change(compared(tmp_path), "step_time_s")
     assert (step.low, step.judgement) == (None, "not judged")
     assert step.ratio == pytest.approx(1.2)
-    assert step.noise == "too few steady steps (7 in the base, 7 now; 8 are enough)"
+    assert step.noise == (
+        "too few steady steps for an interval (7 in the base, 7 now): more steps are needed, or repeated runs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "steady", "judgement"), [(14, 12, "not judged"), (18, 16, "not judged"), (22, 19, "worse")]
+)
+def test_steps_that_drift_need_more(tmp_path: Path, count: int, steady: int, judgement: str) -> None:
+    """Eight constant steps have an interval, but of steps that only grow 19 are the fewest, see ``test_intervals``."""
+    drift = [0.5 + 0.0001 * step for step in range(count)]
+    add(tmp_path / "base" / "a", drift)
+    add(tmp_path / "new" / "a", [1.2 * seconds for seconds in drift])
+    step = change(compared(tmp_path), "step_time_s")
+    assert step.ratio == pytest.approx(1.2)
+    assert step.judgement == judgement
+    counts = f"({steady} in the base, {steady} now)"
+    assert (counts in step.noise) is (judgement == "not judged")
+
+
+def test_what_is_not_above_zero_has_no_ratio_and_is_told(tmp_path: Path) -> None:
+    """A set-up of 0 s, of one run of three: its logarithm does not exist, and to leave the run out would flatter its side."""
+    for name, seconds in (("a", 20.0), ("b", 0.0)):
+        add(tmp_path / "base" / name, step_times(0.5), setup_time_s=seconds)
+    add(tmp_path / "new" / "a", step_times(0.5), setup_time_s=30.0)
+    setup = change(compared(tmp_path), "setup_time_s")
+    assert (setup.base, setup.new, setup.ratio, setup.judgement) == (None, 30.0, None, "not judged")
+    assert setup.noise == "not above 0, so no ratio: b (0)"
 
 
 def test_each_configuration_has_its_own_place(tmp_path: Path) -> None:

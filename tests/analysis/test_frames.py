@@ -23,7 +23,8 @@ from hpctrain.analysis.frames import (
     run_summaries,
 )
 from hpctrain.analysis.node_files import SAMPLE_DTYPES
-from hpctrain.analysis.summary import RunSummary, summarise
+from hpctrain.analysis.run_row import RunSummary
+from hpctrain.analysis.summary import summarise
 from hpctrain.plan.step_time import StepPrediction
 from hpctrain.record.paths import RunPaths
 from tests.analysis.make_runs import CPU_NODE, GPU_NODE, Attempt, make_run, sample, toy_config, write_samples
@@ -259,6 +260,30 @@ def test_prediction_beside_measurement(tmp_path: Path) -> None:
     assert summary.prediction_error == pytest.approx(-0.2)
 
 
+def test_predicted_memory_beside_the_measured_peak(tmp_path: Path) -> None:
+    """1 GiB measured; the plan's terms of the allocator add up to something else."""
+    run = make_run(tmp_path / "run")
+    terms = json.loads(run.plan.read_text())["memory"]["terms"]
+    outside = {"cuda context", "communication buffers"}
+    planned = sum(term["num_bytes"] for term in terms if term["tier"] == "gpu" and term["name"] not in outside)
+    assert load_one(tmp_path).memory_error == pytest.approx(planned / 2**30 - 1)
+
+
+def test_a_peak_of_nothing_has_no_error(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", peak_memory_bytes=0)
+    summary = load_one(tmp_path)
+    assert (summary.peak_memory_bytes, summary.memory_error) == (0, None)
+
+
+def test_the_interval_of_a_row_allows_for_dependent_steps(tmp_path: Path) -> None:
+    """10 steady steps whose second half is slower: as if independent 0.5 to 0.6 s, by blocks there is none."""
+    times = [0.5] * 7 + [0.6] * 5
+    make_run(tmp_path / "run", attempts=[Attempt(times)])
+    summary = load_one(tmp_path)
+    assert (summary.num_steady_steps, summary.step_time_s) == (10, 0.55)
+    assert (summary.step_time_low_s, summary.step_time_high_s) == (None, None)
+
+
 def test_the_achievable_rate_stands_beside_the_peak(tmp_path: Path) -> None:
     hardware = replace(GPU_NODE, achievable_tflops={"bf16": 8e-4})
     make_run(tmp_path / "run", toy_config(hardware=hardware))
@@ -272,6 +297,7 @@ def test_without_a_prediction_or_a_measurement_there_is_no_error(tmp_path: Path)
     run.plan.write_text(json.dumps(plan))
     summary = load_one(tmp_path)
     assert (summary.predicted_step_time_s, summary.prediction_error) == (None, None)
+    assert (summary.peak_memory_bytes, summary.memory_error) == (None, None)
 
 
 # Runs that may not be compared keep their row, with the reason (case 107).

@@ -99,6 +99,58 @@ def test_agrees_with_the_rows_of_the_recorded_runs() -> None:
     assert result.messages == ()
 
 
+def test_a_damaged_record_leaves_the_run_unsplit_in_both(tmp_path: Path) -> None:
+    """The first start's record is half a file: its steps are there, and what it cost is not known."""
+    run = make_run(tmp_path / "run", attempts=[Attempt([1.0] * 6, end=KILLED), Attempt([2.0] * 4, 5)])
+    run.attempt(1).write_text(run.attempt(1).read_text()[:40])
+    frames = load_frames([tmp_path])
+    (row,) = frames.runs.to_dict("records")
+    assert all(pd.isna(row[name]) for name in ("lost_time_share", "gpu_hours", "wall_tokens_per_s"))
+    result = of(frames)
+    (ours,) = result.runs.to_dict("records")
+    nothing = ["goodput_share", "gpu_hours", "lost_gpu_hours", "wall_s", "num_undone_steps", *PARTS]
+    assert all(pd.isna(ours[name]) for name in nothing)
+    assert result.messages == (
+        "run: no record of attempt 1 that can be read, but steps of it; the time of the whole run is not known",
+    )
+    assert result.attempts[["attempt", "wall_s"]].to_numpy().tolist() == [[2, 18.0]], "the other attempt keeps its row"
+    assert drawn_message(plot_goodput(result, frames.runs)) == "no run with time stamps to show"
+
+
+def test_a_damaged_record_of_an_attempt_without_a_step_does_so_too(tmp_path: Path) -> None:
+    refused = {"state": "failed", "end_reason": "launch_failed"}
+    run = make_run(tmp_path / "run", attempts=[Attempt([], end=refused), Attempt([1.0] * 5)])
+    run.attempt(1).write_text("{")
+    frames = load_frames([tmp_path])
+    assert frames.runs["gpu_hours"].isna().all()
+    result = of(frames)
+    assert result.runs[["goodput_share", "gpu_hours"]].isna().all(axis=None)
+    (message,) = result.messages
+    assert message.startswith(f"run: {run.attempt(1)}: ")
+    assert message.endswith("; the time of the whole run is not known")
+
+
+def test_a_time_that_is_none_adds_nothing_in_both(tmp_path: Path) -> None:
+    """A step of -5 s: neither the row of the run nor the split takes it from the others."""
+    run = make_run(tmp_path / "run", attempts=[Attempt([1.0] * 40)])
+    run.steps.write_text(run.steps.read_text().replace('"step_time_s": 1.0', '"step_time_s": -5.0', 1))
+    frames = load_frames([tmp_path])
+    (row,) = frames.runs.to_dict("records")
+    (ours,) = of(frames).runs.to_dict("records")
+    assert row["lost_time_share"] == pytest.approx(1 - 39 / 50)
+    assert ours["goodput_share"] == pytest.approx(39 / 50)
+
+
+def test_an_attempt_that_ended_before_it_started_is_told(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", attempts=[Attempt([], end={"ended_at_s": 900.0})])
+    result = of(load_frames([tmp_path]))
+    assert result.messages == (
+        "run, attempt 1: its time stamps contradict each other: -100 s set-up, until the first step starts, and the attempt"
+        " took -100 s; its time is not split",
+    )
+    assert result.runs["goodput_share"].isna().all()
+
+
 def test_parts_add_up_to_the_wall_clock(tmp_path: Path) -> None:
     """Times between steps, as for saving, are what is left."""
     run = make_run(tmp_path / "run", attempts=[Attempt([1.0] * 5, end={"ended_at_s": 1030.0})])
@@ -177,7 +229,7 @@ def test_steps_longer_than_the_time_between_them_are_told(tmp_path: Path) -> Non
 def test_steps_without_time_stamps_are_told(two_attempts: Frames) -> None:
     steps = two_attempts.steps.assign(time_s=np.nan)
     result = goodput(two_attempts.runs, steps, two_attempts.attempts)
-    assert result.messages[0] == "run, attempt 1: its steps carry no time stamps, so its time is not split"
+    assert result.messages[0] == "run, attempt 1: its steps carry no time stamps; its time is not split"
 
 
 def test_a_start_that_is_not_known_is_told(two_attempts: Frames) -> None:

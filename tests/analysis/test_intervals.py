@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from hpctrain.analysis.intervals import (
+    MedianInterval,
     block_length,
     dependent_median_interval,
     ratio_between_runs,
     ratio_of_medians,
     student_quantile,
 )
-from hpctrain.analysis.steady import MedianInterval
 
 
 def test_independent_steps_give_order_statistics() -> None:
@@ -33,6 +33,14 @@ def test_steps_that_drift_give_a_wider_interval() -> None:
     assert wide.low is not None
     # with blocks of 10, 82 of 91 block sums are ±5 and the others less: f = 9.1 or so, ranks 50 ± 29.6
     assert wide.low == pytest.approx(20, abs=1)
+
+
+@pytest.mark.parametrize(("count", "has_interval"), [(8, False), (12, False), (16, False), (18, False), (19, True)])
+def test_steps_that_only_grow_need_more(count: int, has_interval: bool) -> None:
+    """Blocks of 5 of the signs: at 18 steps the mean square of their sums is 4.82, so f = 3.86 and the rank 9 - 1.96·√69.4/2 =
+    0.83; at 19 steps f = 3.91 and the rank 9.5 - 1.96·√74.3/2 = 1.05."""
+    interval = dependent_median_interval([1.0 + 0.001 * place for place in range(count)])
+    assert (interval.low is not None) is has_interval
 
 
 @pytest.mark.parametrize(("count", "has_interval"), [(1, False), (7, False), (8, True)])
@@ -92,6 +100,20 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
         assert interval.high is not None
         hits += interval.low <= 1 <= interval.high
     assert 0.91 <= hits / 300 <= 0.99
+
+
+@pytest.mark.parametrize(("correlation", "least"), [(0.0, 0.93), (0.5, 0.88)])
+def test_the_interval_of_one_run_holds_its_median(correlation: float, least: float) -> None:
+    """Of 400 runs of 60 steps; an interval for independent steps holds it in 85 % at a correlation of 0.5."""
+    rng = np.random.default_rng(11)
+    noise = rng.standard_normal((400, 90))
+    for place in range(1, 90):
+        fresh = math.sqrt(1 - correlation**2) * noise[:, place]
+        noise[:, place] = correlation * noise[:, place - 1] + fresh
+    intervals = [dependent_median_interval(values) for values in np.exp(0.05 * noise[:, 30:])]
+    hits = [part.low <= 1 <= part.high for part in intervals if part.low is not None and part.high is not None]
+    assert len(hits) == 400
+    assert least <= sum(hits) / 400 <= 0.99
 
 
 def test_blocks_grow_as_the_square_root() -> None:

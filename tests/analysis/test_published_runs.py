@@ -55,7 +55,7 @@ def test_a_row_that_states_everything() -> None:
             ("matmul rate of 85% of the peak", "network 400 Gb/s a node"),
         ),
         (
-            {"micro_batch_per_gpu": 512, "global_batch": 4096},
+            {"micro_batch_per_gpu": 512, "global_batch": 4096, "zero_stage": 3},
             ("block inputs on the host, since they exceed the GPU", "network 1600 Gb/s a node"),
         ),
     ],

@@ -1,4 +1,4 @@
-"""Warm-up, undone and dead steps, and the interval of a median, against numbers worked out by hand."""
+"""Warm-up, undone, dead and outlying steps, against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ import pandas as pd
 import pytest
 
 from hpctrain.analysis.steady import (
-    CONFIDENCE,
     SIGMAS_PER_DEVIATION,
-    MedianInterval,
     mark_steps,
-    median_interval,
     num_warm_up_steps,
     outlier_steps,
 )
@@ -141,27 +138,3 @@ def test_marks_against_a_plain_reckoning(seed: int) -> None:
         cut = set(different[: num_warm_up_steps(len(different))])
         part = marked[marked["attempt"] == attempt]
         assert part["warm_up"].tolist() == [step in cut for step in part["step"]]
-
-
-@pytest.mark.parametrize(("count", "rank"), [(6, 1), (8, 1), (9, 2), (10, 2), (20, 6), (30, 10), (100, 40)])
-def test_interval_ranks_of_printed_tables(count: int, rank: int) -> None:
-    """Ranks of the 95 % interval of a median as in tables of the sign test; the values are 1..count."""
-    interval = median_interval(list(range(count, 0, -1)))
-    assert interval == MedianInterval((count + 1) / 2, rank, count + 1 - rank)
-
-
-@pytest.mark.parametrize("count", [*range(1, 40), 300])
-def test_interval_against_exact_binomial_sums(count: int) -> None:
-    interval = median_interval(list(range(1, count + 1)))
-
-    def coverage(rank: int) -> float:
-        return 1 - sum(math.comb(count, below) for below in range(rank)) / float(2 ** (count - 1))
-
-    best = max((rank for rank in range(1, count // 2 + 1) if coverage(rank) >= CONFIDENCE), default=None)
-    assert interval.low == best
-    assert interval.high == (None if best is None else count + 1 - best)
-
-
-def test_no_values_have_no_median() -> None:
-    with pytest.raises(ValueError, match="a median needs values"):
-        median_interval([])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.cli_plan_table import plan_table
+from hpctrain.cli_plan_table import plan_table, plan_table_words
 from hpctrain.errors import EXIT_CONFIG, EXIT_OK, ConfigError
 from hpctrain.plan.table import ADDED
 from hpctrain.plan.table_cells import COLUMNS
@@ -93,3 +93,26 @@ def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--output .*folder: Is a directory"):
         plan_table(table, tmp_path / "folder")
     assert sorted(os.listdir(tmp_path)) == ["folder", "linked.csv", "rows.csv"]
+
+
+@pytest.mark.parametrize("option", ["-o", "--output"])
+def test_the_words_of_the_command_line(option: str, tmp_path: Path) -> None:
+    table, output = tmp_path / "rows.csv", tmp_path / "out.csv"
+    table.write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
+    assert plan_table_words(["--table", str(table), option, str(output)]) == EXIT_OK
+    assert output.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--table", "rows.csv"], "plan --table FILE -o FILE: -o FILE is missing"),
+        (["-o", "out.csv"], "plan --table FILE -o FILE: --table FILE is missing"),
+        (["--table"], "argument --table: expected one argument"),
+        (["--table", "a.csv", "-o", "b.csv", "model=530b"], "model=530b: a table is planned as its rows say"),
+    ],
+    ids=["no-output", "no-table", "no-name", "overrides"],
+)
+def test_words_that_do_not_belong_together(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_table_words(words)

@@ -68,6 +68,15 @@ def test_unknown_gpus(spelling: str, memory_gb: float | None, message: str) -> N
         find_device(spelling, memory_gb)
 
 
+def test_host_links() -> None:
+    """A card of two dies has both of their links; PCIe doubles with each generation, and stays below its raw rate."""
+    die, card = (DEVICES[name].host_link_gb_per_s for name in ("MI250X-GCD-64GB", "MI250X-128GB"))
+    assert (die, card) == (36, 72)
+    links = [DEVICES[f"{name}GB"].host_link_gb_per_s for name in ("V100-SXM-32", "A100-SXM-80", "H100-SXM-80")]
+    assert links == [12, 25, 50]
+    assert all(link < raw for link, raw in zip(links, (15.75, 31.5, 63.0), strict=True))
+
+
 def test_measured_rates_stay_below_the_peaks_and_each_device_has_a_source() -> None:
     for device in DEVICES.values():
         assert device.source

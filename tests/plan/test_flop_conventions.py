@@ -10,15 +10,12 @@ import pytest
 from hpctrain.analysis.published import load_published
 from hpctrain.errors import ConfigError
 from hpctrain.plan.flop_conventions import (
-    ATTENTION,
-    RECOMPUTATION,
     FlopConvention,
     convention_flops,
     convert,
     published_convention,
     utilisation,
 )
-from hpctrain.plan.flops import step_flops
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.plain_shape import plain_shape
 
@@ -70,13 +67,6 @@ def test_forms_with_n_by_hand(convention: FlopConvention, per_token: float) -> N
     assert convention_flops(convention, GROUPED, 4) == expected
 
 
-def test_the_counts_are_those_of_the_plan() -> None:
-    flops = step_flops(SMALL, 4, 5, "full", zero_stage=3)
-    assert convention_flops("model", SMALL, 4, 5) == flops.model_flops
-    assert convention_flops("hardware_full", SMALL, 4, 5) == flops.hardware_flops
-    assert convention_flops("megatron", SMALL, 4, 5) == flops.megatron_flops
-
-
 def test_forms_agree_where_they_must() -> None:
     """For a GPT with a feed-forward of 4h the forms of Megatron are the counts by terms."""
     shape = plain_shape(96, 12288, 51200)
@@ -86,25 +76,45 @@ def test_forms_agree_where_they_must() -> None:
     assert convention_flops("palm", shape, 2048) == pytest.approx(convention_flops("model", shape, 2048), rel=1e-3)
 
 
-def test_each_convention_says_how_it_counts_attention_and_recomputation() -> None:
-    assert set(ATTENTION) == set(RECOMPUTATION) == set(CONVENTIONS)
+PASSES_OF_ATTENTION: dict[FlopConvention, float] = {
+    "model": 1,
+    "model_causal": 1 / 2,
+    "hardware_full": 4 / 3,
+    "hardware_selective": 4 / 3,
+    "hardware_none": 1,
+    "megatron": 4 / 3,
+    "megatron_model": 1,
+    "megatron_selective": 2,  # as printed in the paper
+    "6n": 0,
+    "8n": 0,
+    "palm": 1,
+    "palm_causal": 1 / 2,
+    "palm_recompute": 4 / 3,
+}
+"""Attention's products over those of forward and backward once, every score counted, as the conventions' names say."""
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_attention_and_recomputation_are_as_the_name_says(convention: FlopConvention) -> None:
     shape = plain_shape(4, 64, 100)
-    for convention in CONVENTIONS:
-        share = (convention_flops(convention, shape, 128) / 128 - convention_flops(convention, shape, 64) / 64) / (
-            convention_flops("model", shape, 128) / 128 - convention_flops("model", shape, 64) / 64
-        )
-        # Attention's products against those of forward and backward once, every score counted.
-        passes = {"none": 1, "selective": 4 / 3, "full": 4 / 3}[RECOMPUTATION[convention]]
-        if convention == "megatron_selective":
-            passes = 2  # as printed in the paper
-        assert share == pytest.approx({"full": 1, "causal": 0.5, "none": 0}[ATTENTION[convention]] * passes), convention
+    # Per token only attention grows with the sequence: 12·l·h a token, forward and backward.
+    growth = convention_flops(convention, shape, 128) / 128 - convention_flops(convention, shape, 64) / 64
+    assert growth == pytest.approx(PASSES_OF_ATTENTION[convention] * 12 * 4 * 64 * (128 - 64))
 
 
-@pytest.mark.parametrize("there", CONVENTIONS)
-def test_conversion_and_back(there: FlopConvention) -> None:
-    shape = plain_shape(32, 4096, 32000, num_kv_heads=8, ffn_hidden_size=14336, gated=True)
-    value = convert(100.0, "model", there, shape, 4096)
-    assert convert(value, there, "model", shape, 4096) == pytest.approx(100.0)
+@pytest.mark.parametrize(
+    ("here", "there", "expected"),
+    [
+        # Of ``SMALL``: model 41,856, full recomputation 55,168, 6N 24,000 with N = 1,000.
+        pytest.param("model", "hardware_full", 131.804, id="model-to-hardware"),
+        pytest.param("hardware_full", "model", 75.870, id="hardware-to-model"),
+        pytest.param("model", "6n", 57.339, id="model-to-6n"),
+        pytest.param("6n", "8n", 133.333, id="6n-to-8n"),
+        pytest.param("model", "model", 100.0, id="same"),
+    ],
+)
+def test_conversion_by_hand(here: FlopConvention, there: FlopConvention, expected: float) -> None:
+    assert convert(100.0, here, there, SMALL, 4, num_parameters=1000) == pytest.approx(expected, abs=1e-3)
 
 
 def test_attention_conventions_differ_as_the_collection_says() -> None:

@@ -41,13 +41,9 @@ def parts_of(software: Any = LOSSLESS, machine: Machine = MACHINE, **changes: An
 
 def test_matrix_work_is_flops_over_the_rate() -> None:
     # All products but attention's: 3 x (24·h² a token and block, 2·h·V a token), 8,192 tokens, at 200 TFLOP/s.
-    blocks = 3 * 32 * 24 * 4096**2 * 8192 / 200e12
-    logits = 3 * 2 * 4096 * 32000 * 8192 / 200e12
-    outputs = 8192 * 4096
-    blocks_share = outputs / (outputs + HALF_RATE_OUTPUTS) * 4096 / (4096 + HALF_RATE_DEPTH)
-    outputs = 8192 * 32000
-    logits_share = outputs / (outputs + HALF_RATE_OUTPUTS) * 4096 / (4096 + HALF_RATE_DEPTH)
-    assert parts_of()["matrix work"] == pytest.approx(blocks / blocks_share + logits / logits_share)
+    # 1.58330 s and 0.03221 s, if no product were small. Sums of 4,096 terms lose 220 of 4,316; results of 33.55e6 and 262.1e6
+    # elements lose 5e6 of 38.55e6 and 267.1e6: 0.82596 and 0.93126 of the rate are left.
+    assert parts_of()["matrix work"] == pytest.approx(1.58330 / 0.82596 + 0.03221 / 0.93126, rel=1e-4)
 
 
 def test_no_rate_is_above_the_achievable_one() -> None:
@@ -188,6 +184,36 @@ def test_host_link_as_far_as_compute_does_not_hide_it() -> None:
     activations = parts_of(tight, offload_activations=True)["host link"]
     assert activations == pytest.approx(2 * 32 * 8192 * 4096 * 2 / 25e9)
     assert parts_of(offload_activations=True).get("host link", 0.0) < activations
+
+
+def test_zero_splits_states_over_sequence_ranks_as_well() -> None:
+    # Eight ranks of one sequence hold the same layers, so an eighth of the 6.7e9 parameters each, as eight of data would.
+    tight = replace(LOSSLESS, host_overlap=0.0)
+    setup = {"num_gpus": 8, "sequence_degree": 8, "zero_stage": 3}
+    held = SHAPE.num_parameters / 8
+    cpu = parts_of(tight, **setup, offload_optimizer=True, offload_param=True)
+    assert cpu["optimizer on the CPU"] == pytest.approx(8 * held * 30 / (400e9 * 0.6))
+    assert cpu["optimizer on the CPU"] == pytest.approx(0.82, abs=0.01)
+    assert cpu["host link"] == pytest.approx(4 * held * 2 / 25e9)
+    assert parts_of(**setup)["optimizer"] == pytest.approx(held * 30 / (2000e9 * 0.8))
+    # Gathers go over all eight as well: 7/8 of the parameters in 16 bits at 300 GB/s, twice.
+    assert parts_of(**setup)["parameter gathers"] == pytest.approx(2 * 7 / 8 * SHAPE.num_parameters * 2 / 300e9)
+
+
+@pytest.mark.parametrize(
+    ("missing", "offload", "message"),
+    [
+        ("host_link_gb_per_s", "offload_param", "callers check that an offload has a link to the host"),
+        ("host_link_gb_per_s", "offload_activations", "callers check that an offload has a link to the host"),
+        ("host_link_gb_per_s", "offload_optimizer", "callers check that an offload has a link to the host"),
+        ("host_memory_gb_per_s", "offload_optimizer", "an optimizer on the CPU has its memory's rate"),
+    ],
+)
+def test_what_is_offloaded_is_never_free(missing: str, offload: str, message: str) -> None:
+    machine = replace(MACHINE, **{missing: None})
+    with pytest.raises(AssertionError, match=message):
+        parts_of(machine=machine, num_gpus=8, zero_stage=3, **{offload: True})
+    assert parts_of(machine=machine, num_gpus=8, zero_stage=3)["optimizer"] > 0
 
 
 def test_host_behind_the_gpu() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpctrain.errors import RecordError
-from hpctrain.record.files import create_record, read_record, write_record, write_text
+from hpctrain.record.files import create_record, read_record, replace_file, write_record, write_text
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import StepsFile, find_runs, read_attempts, read_config
 from hpctrain.record.schema import AttemptRecord, StepRecord
@@ -113,3 +113,22 @@ def test_a_file_is_never_seen_in_part(tmp_path: Path) -> None:
         write_text(path, "new" * 1000)
         assert reader.read() == "old"
     assert os.listdir(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize(
+    "name", ["n" * 255, "ü" * 127, os.fsdecode(b"\xe9" * 255)], ids=["long", "two bytes", "no text"]
+)
+def test_the_longest_name_can_be_replaced(tmp_path: Path, name: str) -> None:
+    for content in (b"old", b"new"):
+        replace_file(tmp_path / name, content)
+    assert (tmp_path / name).read_bytes() == b"new"
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_what_cannot_be_replaced_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        replace_file(tmp_path / "folder", b"text")
+    with pytest.raises(FileNotFoundError):
+        replace_file(tmp_path / "none" / "a.json", b"text")
+    assert os.listdir(tmp_path) == ["folder"]

@@ -26,7 +26,8 @@ from hpctrain.analysis.figures.style import (
 from hpctrain.units import GIB
 
 BAND = 0.1
-"""Half-width of the grey band, as a share of the measured value."""
+"""Half-width of the grey band, a share of the measured value. A guide for the eye, the same in all figures: no promise of the
+plan, whose own range differs from run to run."""
 _MARKS = (("o", BLUE), ("s", ORANGE), ("^", GREEN), ("D", VERMILLION), ("v", PURPLE))
 
 
@@ -36,35 +37,42 @@ class _Quantity:
 
     title: str
     measured: str
+    """Column of the frame ``runs``, like the next two."""
     predicted: str
-    missing: str
+    error: str
+    measured_words: str
+    predicted_words: str
     scale: float = 1.0
 
 
 _MEMORY = _Quantity(
     "Predicted against measured memory of one rank",
+    "peak_memory_bytes",
+    "predicted_memory_bytes",
+    "memory_error",
     "measured peak of rank 0 (GiB)",
     "predicted by the plan (GiB)",
-    "no run with a predicted and a measured peak",
     GIB,
 )
 _STEP_TIME = _Quantity(
     "Predicted against measured step time",
+    "step_time_s",
+    "predicted_step_time_s",
+    "prediction_error",
     "measured, median of the steady steps (s)",
     "predicted by the plan (s)",
-    "no run with a predicted and a measured step time",
 )
 
 
 def plot_memory_agreement(runs: pd.DataFrame) -> Figure:
-    """Peak memory of one rank: the allocator's on a GPU, the resident size on the CPU.
+    """Peak memory of one rank of valid runs: the allocator's on a GPU, the resident size on the CPU.
 
     Args:
         runs: frame ``runs``; those without a prediction or a measurement are left out.
     """
     words = {"cuda": "GPU: allocator's peak", "cpu": "CPU: resident size"}
     groups = runs["device"].map(words).fillna("device not known")
-    return _plot(_MEMORY, runs, runs["predicted_memory_bytes"], runs["peak_memory_bytes"], groups)
+    return _plot(_MEMORY, runs, groups)
 
 
 def plot_step_time_agreement(runs: pd.DataFrame) -> Figure:
@@ -73,23 +81,23 @@ def plot_step_time_agreement(runs: pd.DataFrame) -> Figure:
     Args:
         runs: frame ``runs``; those without a prediction or a measurement are left out.
     """
-    measured = runs["step_time_s"].where(runs["valid"].fillna(False).astype(bool))
-    groups = runs["hardware"].fillna("hardware not known")
-    return _plot(_STEP_TIME, runs, runs["predicted_step_time_s"], measured, groups)
+    return _plot(_STEP_TIME, runs, runs["hardware"].fillna("hardware not known"))
 
 
-def _plot(what: _Quantity, runs: pd.DataFrame, predicted: pd.Series, measured: pd.Series, groups: pd.Series) -> Figure:
+def _plot(what: _Quantity, runs: pd.DataFrame, groups: pd.Series) -> Figure:
     table = pd.DataFrame(
         {
-            "predicted": predicted.astype("float64") / what.scale,
-            "measured": measured.astype("float64") / what.scale,
+            "predicted": runs[what.predicted].astype("float64") / what.scale,
+            "measured": runs[what.measured].astype("float64") / what.scale,
+            "error": runs[what.error].astype("float64"),
             "group": groups,
         }
     )
-    known = table[(table["predicted"] > 0) & (table["measured"] > 0)]
+    valid = runs["valid"].fillna(False).astype(bool)
+    known = table[valid & (table["predicted"] > 0) & (table["measured"] > 0)]
     if known.empty:
-        return message_figure(what.title, what.missing)
-    error = known["predicted"] / known["measured"] - 1
+        return message_figure(what.title, "no valid run for which both are known")
+    error = known["error"]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_IN / 2 + 0.6, 4.5), layout="constrained")
         axis = figure.subplots()
@@ -105,7 +113,7 @@ def _plot(what: _Quantity, runs: pd.DataFrame, predicted: pd.Series, measured: p
         within = f"within {BAND:.0%}"
         axis.fill_between(ends, (1 - BAND) * ends, (1 + BAND) * ends, color=GREY, alpha=0.25, lw=0, label=within)
         axis.set(xscale="log", yscale="log", xlim=tuple(ends), ylim=tuple(ends))
-        axis.set(xlabel=what.measured, ylabel=what.predicted)
+        axis.set(xlabel=what.measured_words, ylabel=what.predicted_words)
         for side in (axis.xaxis, axis.yaxis):
             side.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
             side.set_major_formatter(lambda value, _: f"{value:g}")

@@ -18,11 +18,11 @@ from hpctrain.analysis.figures.style import (
     WIDTH_IN,
     message_figure,
     set_title,
-    short_name,
     time_unit,
     where,
 )
 from hpctrain.analysis.goodput import PARTS, Goodput
+from hpctrain.analysis.name_lists import short_name
 
 MAX_ROWS = 40
 """Rows of one figure; more are not legible on a page."""

@@ -22,19 +22,18 @@ from hpctrain.analysis.figures.style import (
     STYLE,
     VERMILLION,
     WIDTH_IN,
+    is_far_above,
     message_figure,
     set_title,
-    short_name,
     where,
 )
+from hpctrain.analysis.name_lists import short_name
 from hpctrain.units import GIB
 
 MAX_ROWS = 24
 """Runs of one figure; more are not legible on a page."""
 MAX_TERMS = 7
 """Terms with a colour of their own; smaller ones are drawn together."""
-FAR = 3.0
-"""A capacity more than so many times above what is used is told, not drawn."""
 REST = "smaller terms"
 _COLOURS = (BLUE, ORANGE, GREEN, SKY, PURPLE, VERMILLION, GREY, "#DDDDDD")
 _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "|||", "---", "")
@@ -126,7 +125,7 @@ def _draw_marks(axis: Axes, values: pd.Series, marker: str, face: str, label: st
 def _draw_capacity(axis: Axes, capacities: pd.Series, label: str) -> None:
     """A stroke at each capacity, or the smallest in words where it would press the bars into a corner; and the axis' label."""
     smallest = capacities.min()
-    if pd.notna(smallest) and smallest > FAR * GIB * axis.get_xlim()[1]:
+    if pd.notna(smallest) and is_far_above(smallest, GIB * axis.get_xlim()[1]):
         label += f"; capacity: {'' if smallest == capacities.max() else 'from '}{smallest / GIB:.4g} GiB"
     else:
         _draw_marks(axis, capacities, "|", BLACK, "capacity", size=11)

@@ -27,20 +27,24 @@ from hpctrain.analysis.figures.style import (
     SKY,
     STYLE,
     VERMILLION,
+    message_figure,
     models_on_hardware,
     names,
-    short_name,
     write_message,
 )
+from hpctrain.analysis.name_lists import short_name
+from hpctrain.analysis.run_row import rank_word
 from hpctrain.analysis.scaling import Scaling
-from hpctrain.analysis.summary import rank_word
 
 _SERIES_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 _SERIES_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_PANEL_CHARACTERS = 48
+"""Bold characters that fit above half of a figure."""
 MAX_ROWS = 40
 """Runs of one figure with a row each; more are not legible on a page."""
 _CONVENTION_STYLE = {"model": ("o", BLUE), "hardware": ("s", GREEN), "megatron": ("D", VERMILLION)}
-_RATES = [*(f"{name}_tflops_per_gpu" for name in _CONVENTION_STYLE), "printed_tflops_per_gpu"]
+RATES = [*(f"{name}_tflops_per_gpu" for name in _CONVENTION_STYLE), "printed_tflops_per_gpu"]
+"""Columns of which a run needs one to be drawn among the rates."""
 
 
 def plot_tflops(runs: pd.DataFrame, published: pd.DataFrame | None = None) -> Figure:
@@ -50,7 +54,9 @@ def plot_tflops(runs: pd.DataFrame, published: pd.DataFrame | None = None) -> Fi
         runs: frame ``runs``; runs that are not valid are not drawn, their number is in the title.
         published: published results as given by ``published.as_runs``, filtered by the caller.
     """
-    ours = runs[runs["valid"].fillna(False).astype(bool) & runs[_RATES].notna().any(axis=1)]
+    valid = runs[runs["valid"].fillna(False).astype(bool)]
+    ours = valid[valid[RATES].notna().any(axis=1)]
+    num_left_out = {"not valid": len(runs) - len(valid), "without a rate": len(valid) - len(ours)}
     theirs = published[published["megatron_tflops_per_gpu"].notna()] if published is not None else runs.iloc[:0]
     shown = ours.head(MAX_ROWS)
     rows = max(1, len(shown)), len(theirs)
@@ -58,29 +64,37 @@ def plot_tflops(runs: pd.DataFrame, published: pd.DataFrame | None = None) -> Fi
         figure = Figure(figsize=(7.2, 1.7 + 0.24 * sum(rows) + (0.6 if rows[1] else 0)), layout="constrained")
         ratios = [count + 1.2 for count in rows if count]
         axes = figure.subplots(len(ratios), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": ratios})[:, 0]
-        _draw_own_tflops(axes[0], shown, len(ours), len(runs))
+        _draw_own_tflops(axes[0], shown, len(ours), num_left_out)
         if rows[1]:
             _draw_published_tflops(axes[1], theirs)
         if len(ours) or len(theirs):
             figure.legend(loc="outside lower center", ncols=3)
-        word = "/".join(dict.fromkeys(_word(device) for device in ours["device"])) or "GPU"
-        axes[-1].set_xlabel(f"TFLOP/s per {word} (1e12 FLOP/s), median over the steady steps of a run")
-        drawn = [value for axis in axes for line in axis.lines for value in np.asarray(line.get_xdata(), dtype=float)]
-        if drawn and max(drawn) > 30 * min(drawn):
-            axes[0].set_xscale("log")
-        else:
-            axes[0].set_xlim(left=0)
+        word = "/".join(dict.fromkeys(rank_word(device) for device in ours["device"])) or "GPU"
+        # From the right end: below a narrow axis it reaches under the names, and not out of the figure.
+        axes[-1].set_xlabel(f"TFLOP/s per {word} (1e12 FLOP/s), median over the steady steps of a run", loc="right")
+        _scale_rates(axes)
         return figure
 
 
-def _draw_own_tflops(axis: Axes, ours: pd.DataFrame, num_valid: int, num_runs: int) -> None:
-    left_out = f", {num_runs - num_valid} left out as not valid" if num_runs > num_valid else ""
+def _scale_rates(axes: Sequence[Axes]) -> None:
+    """From 0, or logarithmic where the rates are too far apart; a mark at the end stays whole."""
+    drawn = [value for axis in axes for line in axis.lines for value in np.asarray(line.get_xdata(), dtype=float)]
+    if drawn and max(drawn) > 30 * min(drawn):
+        axes[0].set_xscale("log")
+        axes[0].xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes[0].xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes[0].set_xlim(0, 1.05 * max(drawn) if drawn else 1)
+
+
+def _draw_own_tflops(axis: Axes, ours: pd.DataFrame, num_rated: int, num_left_out: dict[str, int]) -> None:
+    left_out = "".join(f", {count} left out as {why}" for why, count in num_left_out.items() if count)
     if ours.empty:
         axis.set_title(f"Own runs{left_out}")
         axis.set_yticks([])
-        write_message(axis, "no valid run to show")
+        write_message(axis, "no valid run with a rate")
         return
-    counted = f"{num_valid} run(s)" if len(ours) == num_valid else f"the first {len(ours)} of {num_valid} runs"
+    counted = f"{num_rated} run(s)" if len(ours) == num_rated else f"the first {len(ours)} of {num_rated} runs"
     axis.set_title(f"{models_on_hardware(ours)}\n{counted}{left_out}\nmodel, hardware and Megatron FLOPs")
     for name, (marker, colour) in _CONVENTION_STYLE.items():
         # The hardware count equals the model count without recomputation: the hollow square stays visible around the dot.
@@ -140,11 +154,14 @@ def _draw_published_tflops(axis: Axes, theirs: pd.DataFrame) -> None:
 
 def plot_scaling(ours: Scaling, published: Scaling | None = None) -> Figure:
     """Efficiency over GPUs and nodes, the ideal as a line at 100 %: our runs, and published results beside them."""
+    if published is None and ours.points["efficiency"].isna().all():
+        text = "; ".join(ours.short_messages) or "no run to compare"
+        return message_figure(f"Own runs: {ours.kind} scaling", textwrap.shorten(text, 600, placeholder=" …"))
     panels = [(ours, "Own runs", "run(s)", "-")]
     if published is not None:
         panels.append((published, "Published", "point(s)", "--"))
     num_labels = max(1 + scaling.points["group"].nunique() for scaling, *_ in panels)
-    below, above = 0.62 + 0.16 * num_labels, 0.78
+    below, above = 0.68 + 0.16 * num_labels, 0.78
     height = below + 2.6 + above
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(3.6 * len(panels) + 0.4, height))
@@ -154,7 +171,7 @@ def plot_scaling(ours: Scaling, published: Scaling | None = None) -> Figure:
         )
         for axis, (scaling, owner, unit, line_style) in zip(axes, panels, strict=True):
             _draw_scaling(axis, scaling, owner, unit, line_style)
-            axis.legend(loc="upper left", bbox_to_anchor=(0, -0.48 / 2.6))
+            axis.legend(loc="upper left", bbox_to_anchor=(0, -0.52 / 2.6))
         axes[0].set_ylabel("scaling efficiency (%), from tokens/s")
         drawn = [value for axis in axes for line in axis.lines for value in np.asarray(line.get_ydata(), dtype=float)]
         axes[0].set_ylim(0, 1.08 * max(drawn))
@@ -163,7 +180,7 @@ def plot_scaling(ours: Scaling, published: Scaling | None = None) -> Figure:
 
 def _draw_scaling(axis: Axes, scaling: Scaling, owner: str, unit: str, line_style: str) -> None:
     points = scaling.points[scaling.points["efficiency"].notna()]
-    words = list(dict.fromkeys(_word(device) for device in points["device"])) or ["GPU"]
+    words = list(dict.fromkeys(rank_word(device) for device in points["device"])) or ["GPU"]
     batch = "same global batch" if scaling.kind == "strong" else f"same batch per {'/'.join(words)}"
     title = f"{owner}: {scaling.kind} scaling, {batch}"
     axis.set_xlabel(f"{'/'.join(words)}s (nodes)")
@@ -171,12 +188,10 @@ def _draw_scaling(axis: Axes, scaling: Scaling, owner: str, unit: str, line_styl
     if points.empty:
         axis.set_title(title)
         axis.set_xticks([])
-        write_message(axis, _short_text("; ".join(scaling.messages[:3]) or "no run to compare"))
+        write_message(axis, _short_text("; ".join(scaling.short_messages) or "no run to compare"))
         return
-    axis.set_title(
-        f"{title}\n{names(points['model'])}\n{names(points['hardware'])}\n"
-        f"{points['num_runs'].sum()} {unit}, no FLOP count enters"
-    )
+    what = textwrap.wrap(models_on_hardware(points), _PANEL_CHARACTERS)
+    axis.set_title("\n".join([title, *what, f"{points['num_runs'].sum()} {unit}, no FLOP count enters"]))
     for number, (label, group) in enumerate(points.groupby("group", sort=False)):
         # The marker moves on by one with each round of the colours, so that no two of 49 series look alike.
         lap = number // len(_SERIES_COLOURS)
@@ -201,6 +216,8 @@ def _name_sizes(axis: Axes, points: pd.DataFrame) -> None:
     """A logarithmic axis with one tick a size, GPUs above nodes."""
     nodes = {int(gpus): sorted(set(points.loc[points["gpus"] == gpus, "nodes"])) for gpus in points["gpus"].unique()}
     axis.set_xscale("log", base=2)
+    # Between the edges, however few sizes there are.
+    axis.set_xlim(min(nodes) / 1.25, max(nodes) * 1.25)
     axis.xaxis.set_major_locator(FixedLocator(list(nodes)))
     axis.xaxis.set_major_formatter(FixedFormatter([f"{g}\n({', '.join(map(str, n))})" for g, n in nodes.items()]))
     axis.xaxis.set_minor_locator(NullLocator())
@@ -216,11 +233,6 @@ def _rows(table: pd.DataFrame, *columns: str) -> Any:
     return table[list(columns)].itertuples(index=False)
 
 
-def _word(device: Any) -> str:
-    """What a rank is called on this device; logs of other systems do not name it, and are of GPUs."""
-    return rank_word(None if pd.isna(device) else device)
-
-
 def _ranks(count: Any, device: Any) -> str:
     """A number of ranks in words; ``?`` where it is not known."""
-    return f"{'?' if pd.isna(count) else count} {_word(device)}{'' if count is not pd.NA and count == 1 else 's'}"
+    return f"{'?' if pd.isna(count) else count} {rank_word(device)}{'' if count is not pd.NA and count == 1 else 's'}"

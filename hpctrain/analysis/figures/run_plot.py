@@ -21,10 +21,10 @@ from hpctrain.analysis.figures.style import (
     STYLE,
     VERMILLION,
     boxed_legend,
+    empty_panel,
     write_message,
 )
-from hpctrain.analysis.run_row import OWN_SOURCE
-from hpctrain.analysis.summary import RunSummary, rank_word
+from hpctrain.analysis.run_row import OWN_SOURCE, RunSummary, rank_word
 from hpctrain.units import GIB, short_count
 
 
@@ -53,11 +53,11 @@ def plot_run(summary: RunSummary, steps: pd.DataFrame) -> Figure:
             (axes[1, 0], "Throughput", "tokens per second (all ranks)"),
             (axes[1, 1], "Memory", "peak memory of rank 0 (GiB)"),
         ):
-            axis.set(title=title, ylabel=unit, xlabel="optimizer step")
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+            axis.set(title=title, ylabel=unit)
+            _step_axis(axis, steps)
         if steps.empty:
             for axis in axes.flat:
-                write_message(axis, "no step recorded")
+                empty_panel(axis, "no step recorded")
             return figure
         _draw_loss(axes[0, 0], steps)
         _draw_step_time(axes[0, 1], summary, steps)
@@ -77,18 +77,28 @@ def plot_loss_and_step_time(summary: RunSummary, steps: pd.DataFrame) -> Figure:
         figure = Figure(figsize=(6.0, 2.4), layout="constrained")
         loss, step_time = figure.subplots(1, 2)
         for axis, unit in ((loss, "loss (nats per token)"), (step_time, "time of one step (s)")):
-            axis.set(ylabel=unit, xlabel="optimizer step")
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+            axis.set(ylabel=unit)
+            _step_axis(axis, steps)
         _draw_loss(loss, steps)
         _draw_step_time(step_time, summary, steps)
         return figure
+
+
+def _step_axis(axis: Axes, steps: pd.DataFrame) -> None:
+    """The same steps in every panel, whatever a panel knows of them; a single one has room beside it."""
+    axis.set_xlabel("optimizer step")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    if len(steps):
+        first, last = float(steps["step"].min()), float(steps["step"].max())
+        margin = max(1.0 if first == last else 0.5, 0.04 * (last - first))
+        axis.set_xlim(first - margin, last + margin)
 
 
 def _plan_texts(summary: RunSummary) -> list[str]:
     """What the run was."""
     if summary.model is None:
         return []
-    ranks = f"{summary.gpus} {rank_word(summary.device)}s"
+    ranks = f"{summary.gpus} {rank_word(summary.device)}{'' if summary.gpus == 1 else 's'}"
     return [
         f"{summary.model} ({short_count(summary.num_parameters or 0)} parameters) on {summary.hardware}, {ranks} on"
         f" {summary.nodes} node(s), {summary.precision}, {summary.parallelism},"
@@ -112,18 +122,16 @@ def _result_texts(summary: RunSummary) -> list[str]:
 
 def _draw_loss(axis: Axes, steps: pd.DataFrame) -> None:
     undone, curve = steps[steps["superseded"]], steps[~steps["superseded"]]
+    if not np.isfinite(steps["loss"]).any():
+        axis.set_yticks([])
+        write_message(axis, "no finite loss recorded")
     if len(undone):
         for _, part in undone.groupby("attempt"):
             axis.plot(part["step"], part["loss"], color=GREY, lw=0.8, zorder=1)
         axis.plot([], [], color=GREY, lw=0.8, label="undone by a restart")
-    axis.plot(
-        curve["step"],
-        curve["loss"],
-        color=BLUE,
-        marker="o" if len(curve) < 40 else "",
-        ms=2.5,
-        label="mean of all ranks",
-    )
+    if np.isfinite(curve["loss"]).any():
+        marker = "o" if len(curve) < 40 else ""
+        axis.plot(curve["step"], curve["loss"], color=BLUE, marker=marker, ms=2.5, label="mean of all ranks")
     dead = curve[curve["dead"]]
     if len(dead):
         axis.plot(
@@ -149,28 +157,23 @@ def _draw_loss(axis: Axes, steps: pd.DataFrame) -> None:
             size=6.5,
             color="#555555",
         )
-    boxed_legend(axis, "best")
+    if axis.get_legend_handles_labels()[1]:
+        boxed_legend(axis, "best")
 
 
 def _draw_step_time(axis: Axes, summary: RunSummary, steps: pd.DataFrame) -> None:
     curve = steps[~steps["superseded"]]
     steady, other = curve[curve["steady"]], curve[~curve["steady"]]
+    if not np.isfinite(curve["step_time_s"]).any():
+        empty_panel(axis, "no step time recorded")
+        return
     top = _axis_top(curve, steady)
-    _draw_points(
-        axis, other, "step_time_s", top, color=GREY, marker="o", mfc="white", label="warm-up or dead: not counted"
-    )
+    not_counted = "warm-up, dead or rejected: not counted"
+    _draw_points(axis, other, "step_time_s", top, color=GREY, marker="o", mfc="white", label=not_counted)
     _draw_points(axis, steady, "step_time_s", top, color=BLUE, marker="o", label="steady")
+    flagged = "outlier, counted all the same"
     outliers = curve[curve["outlier"]]
-    _draw_points(
-        axis,
-        outliers,
-        "step_time_s",
-        top,
-        color=VERMILLION,
-        marker="s",
-        mfc="none",
-        label="outlier, counted all the same",
-    )
+    _draw_points(axis, outliers, "step_time_s", top, color=VERMILLION, marker="s", mfc="none", label=flagged)
     _draw_points(axis, curve, "data_time_s", top, color=ORANGE, marker=".", label="waiting for data")
     if summary.step_time_s is not None:
         interval = ""
@@ -195,11 +198,11 @@ def _draw_points(
     axis: Axes, rows: pd.DataFrame, column: str, top: float, *, color: str, label: str, **style: Any
 ) -> None:
     """Points, and at the upper edge a triangle for each that lies above it."""
-    if rows.empty:
+    if not np.isfinite(rows[column]).any():
         return
     inside = rows[rows[column] <= top]
     axis.plot(inside["step"], inside[column], ls="", ms=3, color=color, label=label, **style)
-    above = rows[rows[column] > top]
+    above = rows[np.isfinite(rows[column]) & (rows[column] > top)]
     if len(above):
         slowest = float(above[column].max())
         axis.plot(
@@ -219,19 +222,12 @@ def _draw_throughput(axis: Axes, summary: RunSummary, steps: pd.DataFrame) -> No
     curve = steps[~steps["superseded"] & (steps["step_time_s"] > 0) & (steps["tokens"] > 0)]
     steady, other = curve[curve["steady"]], curve[~curve["steady"]]
     if curve.empty and summary.tokens_per_s is None:
-        write_message(axis, "tokens of a step not known")
+        empty_panel(axis, "tokens of a step not known")
         return
     for rows, colour, face, label in ((other, GREY, "white", "not counted"), (steady, BLUE, BLUE, "steady")):
-        axis.plot(
-            rows["step"],
-            rows["tokens"] / rows["step_time_s"],
-            ls="",
-            marker="o",
-            ms=3,
-            color=colour,
-            mfc=face,
-            label=label,
-        )
+        if len(rows):
+            rates = rows["tokens"] / rows["step_time_s"]
+            axis.plot(rows["step"], rates, ls="", marker="o", ms=3, color=colour, mfc=face, label=label)
     if summary.tokens_per_s is not None:
         axis.axhline(
             summary.tokens_per_s,
@@ -248,14 +244,15 @@ def _draw_throughput(axis: Axes, summary: RunSummary, steps: pd.DataFrame) -> No
 def _draw_memory(axis: Axes, summary: RunSummary, steps: pd.DataFrame) -> None:
     known = steps[steps["peak_memory_bytes"] > 0]
     if known.empty and summary.predicted_memory_bytes is None:
-        write_message(axis, "no memory recorded")
+        empty_panel(axis, "no memory recorded")
         return
     measure = "resident size of the process" if summary.device == "cpu" else "GPU allocator"
     if summary.source != OWN_SOURCE:
         measure = "as the log tells it"
     for attempt, part in known.groupby("attempt"):
         label = f"measured ({measure})" if attempt == known["attempt"].min() else None
-        axis.plot(part["step"], part["peak_memory_bytes"] / GIB, color=BLUE, label=label)
+        marker = "o" if len(part) < 3 else ""
+        axis.plot(part["step"], part["peak_memory_bytes"] / GIB, color=BLUE, marker=marker, ms=2.5, label=label)
     if summary.predicted_memory_bytes is not None:
         predicted = summary.predicted_memory_bytes / GIB
         axis.axhline(predicted, color=VERMILLION, ls="--", label=f"predicted by the plan: {predicted:.3g} GiB")

@@ -14,6 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.typing import LegendLocType, RcKeyType
 
+from hpctrain.analysis.name_lists import joined_names
+
 BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BLACK = "#0072B2 #E69F00 #009E73 #D55E00 #CC79A7 #56B4E9 #000000".split()
 GREY = "#999999"
 
@@ -33,11 +35,15 @@ STYLE: dict[RcKeyType, Any] = {
     "lines.linewidth": 1.2,
     "figure.dpi": 150,
     "hatch.linewidth": 0.5,
+    # Names and messages may hold "$", between two of which matplotlib would read a formula.
+    "text.parse_math": False,
 }
 WIDTH_IN = 7.2
 """Width of every figure in inches: the text width of an A4 or letter page with usual margins."""
 TITLE_CHARACTERS = 96
 """Bold characters of a title that fit into one line of ``WIDTH_IN``."""
+FAR = 3.0
+"""A capacity more than so many times above what is used would press all else into a corner: it is told, not drawn."""
 _TIME_UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
@@ -48,6 +54,12 @@ def boxed_legend(axis: Axes, place: LegendLocType) -> None:
 
 def write_message(axis: Axes, text: str) -> None:
     axis.text(0.5, 0.5, text, transform=axis.transAxes, ha="center", va="center", color="#555555")
+
+
+def empty_panel(axis: Axes, text: str) -> None:
+    """Words in place of a drawing, without the scales, which would be of nothing; not for axes that share theirs."""
+    axis.set(xticks=[], yticks=[])
+    write_message(axis, text)
 
 
 def message_figure(title: str, text: str) -> Figure:
@@ -67,6 +79,15 @@ def set_title(figure: Figure, *lines: str) -> None:
     figure.suptitle("\n".join(wrapped), x=0.008, ha="left", size=8.5, weight="bold")
 
 
+def is_far_above(capacity: float, used: float) -> bool:
+    """Whether a capacity is told instead of drawn; False for one that is not known.
+
+    >>> is_far_above(31, 10), is_far_above(30, 10), is_far_above(float("nan"), 10)
+    (True, False, False)
+    """
+    return capacity > FAR * used
+
+
 def time_unit(longest_s: float) -> tuple[float, str]:
     """Seconds of one unit, and its name: the largest unit of which the longest time has at least two.
 
@@ -76,27 +97,13 @@ def time_unit(longest_s: float) -> tuple[float, str]:
     return next((unit for unit in _TIME_UNITS if longest_s >= 2 * unit[0]), (1.0, "s"))
 
 
-def short_name(name: str, width: int = 34) -> str:
-    """A name that fits beside a row: the middle is left out, since run names begin and end with what differs.
-
-    >>> short_name("175b-16n-zero3-20260101-120000-ab12", 20)
-    '175b-16n-z…0000-ab12'
-    """
-    if len(name) <= width:
-        return name
-    kept = width - 1
-    return f"{name[: kept - kept // 2]}…{name[-(kept // 2) :]}"
-
-
 def names(values: pd.Series) -> str:
     """Up to three different values in words.
 
     >>> names(pd.Series(["a", "b", "a"])), names(pd.Series(list("abcde"))), names(pd.Series([], dtype="string"))
     ('a, b', 'a, b, c and 2 more', 'none')
     """
-    found = [str(value) for value in values.dropna().unique()]
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return ", ".join(found[:3]) + more or "none"
+    return joined_names([str(value) for value in values.dropna().unique()], 3) or "none"
 
 
 def models_on_hardware(runs: pd.DataFrame) -> str:

@@ -20,6 +20,7 @@ from hpctrain.analysis.figures.style import (
     STYLE,
     VERMILLION,
     WIDTH_IN,
+    is_far_above,
     message_figure,
     models_on_hardware,
     set_title,
@@ -39,8 +40,6 @@ _PEAKS = (
     "gpu_capacity_bytes",
 )
 _MEANS = ("gpu_utilisation", "gpu_power_w")
-FAR = 3.0
-"""A capacity more than so many times above what is used would press all lines to the ground."""
 QUANTITIES = (*_PEAKS, *_MEANS)
 
 
@@ -205,7 +204,7 @@ def _draw_panel(axis: Axes, panel: _Panel, bands: pd.DataFrame, scale: float, no
     largest = max(bands[f"{line.quantity}_high"].max() for line in panel.lines if not line.is_capacity)
     for line in panel.lines:
         smallest = bands[f"{line.quantity}_low"].min()
-        if line.is_capacity and smallest > FAR * largest:
+        if line.is_capacity and is_far_above(smallest, largest):
             axis.plot([], [], ls="", label=f"{line.label}: {smallest / panel.unit:.4g} GiB, above the axis")
             continue
         for number, part in enumerate(_parts(bands)):

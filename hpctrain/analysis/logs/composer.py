@@ -17,6 +17,8 @@ from hpctrain.analysis.logs.printed import certain_text, number, put_number, put
 _HEADER = re.compile(r"(?:\[epoch=(\d+)(?:/\d+)?\])?\[(batch|sample|token|iteration)=(\d+)(?:/(\d+))?\](:?)\s*\Z")
 _KEY = re.compile(r"\s+Train ([A-Za-z][^:]*): (\S+)\s*\Z")
 _EVAL_KEY = re.compile(r"\s+Eval (\S+?)(?:LanguageCrossEntropy): (\S+)\s*\Z")
+_OTHER_LINE = re.compile(r"\S")
+"""Keys are indented."""
 _BANNER = re.compile(r"-Begin global rank (\d+) STD")
 _MEASURED = {
     "throughput/batches_per_sec": "batches_per_s",
@@ -114,9 +116,12 @@ class ComposerFormat:
         key = _KEY.match(text)
         if key is None:
             self.wants_next = False
-            self._certain = certain
-            if certain and text.strip() and "loss" in self._block:
+            is_other = (certain and bool(text.strip())) or _OTHER_LINE.match(line.text) is not None
+            self._certain = certain or is_other
+            if is_other and "loss" in self._block:
                 yield from self._close(at_end=False)
+                if not line.whole:
+                    yield FactEvent(line.number, "trait", {"name": "truncated_last_line"})
             return
         self.wants_next = True
         self._certain = certain

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 
 from hpctrain.analysis.logs.events import Event, FactEvent, FactKind, Line, StepEvent, Value
+from hpctrain.analysis.logs.line_plan import LinePlan, LinePlans, PlanDraft
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)"
 _TIME_STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?)\]")
@@ -64,6 +66,7 @@ class DeepspeedEngineFormat:
         """For one file."""
         self.wants_next = False
         self._last_saved = -1
+        self._plans: dict[FactKind, LinePlans] = defaultdict(LinePlans)
 
     def read(self, line: Line) -> Iterator[Event]:
         """The facts of one line, and the pipeline engine's record."""
@@ -71,13 +74,18 @@ class DeepspeedEngineFormat:
         if "kipping step" in text:
             yield from _overflow(line)
         elif ", skipped=" in text:
-            yield from _engine_step(line)
+            yield from self._planned(line, "engine_step", _engine_step)
         elif "SamplesPerSec=" in text:
-            yield from _engine_speed(line)
+            yield from self._planned(line, "engine_speed", _engine_speed)
         elif " iter time (s): " in text:
             yield from _pipeline_step(line)
         elif "time (ms)" in text:
-            yield from _timers(line)
+            yield from self._planned(line, "microstep", _micro_timers)
+            for event in self._planned(line, "timers", _timers):
+                # Zeros are timers that never ran.
+                times = {name: value for name, value in event.fields.items() if value}
+                if times.keys() - {"timestamp"}:
+                    yield FactEvent(line.number, "timers", times)
         elif ":print] " in text:
             yield from _setting(line)
         elif match := _SAVED.search(text):
@@ -87,42 +95,59 @@ class DeepspeedEngineFormat:
                 self._last_saved = iteration
                 yield FactEvent(line.number, "checkpoint_saved", {"iteration": iteration})
 
+    def _planned(self, line: Line, kind: FactKind, plan_of: Callable[[Line], LinePlan]) -> Iterator[FactEvent]:
+        """The fact of a line, by the plan of its shape; a plan without any field stands for lines that say nothing."""
+        plans = self._plans[kind]
+        fields = plans.fields(line.text) if line.whole else None
+        if fields is None:
+            plan = plan_of(line)
+            fields = plan.fields(line.text)
+            if line.whole:
+                plans.add(line.text, plan)
+        if fields:
+            yield FactEvent(line.number, kind, fields)
+
     def end(self) -> Iterator[Event]:
         """Nothing is ever open: every fact is in one line."""
         return iter(())
 
 
-def _stamped(line: Line, before: int, kind: FactKind, fields: dict[str, object]) -> FactEvent:
-    """The fact with the last time stamp that stands before the place; a bar before it may carry another one."""
-    stamps = _TIME_STAMP.findall(line.text, 0, before)
-    return FactEvent(line.number, kind, {**fields, "timestamp": stamps[-1]} if stamps else fields)
+def _put_stamp(draft: PlanDraft, line: Line, before: int) -> None:
+    """The last time stamp that stands before the place; a bar before it may carry another one."""
+    for stamp in _TIME_STAMP.finditer(line.text, 0, before):
+        draft.put("timestamp", stamp.span(1), str)
 
 
-def _engine_step(line: Line) -> Iterator[Event]:
+def _engine_step(line: Line) -> LinePlan:
+    draft = PlanDraft(line.text)
     match = _STEP.search(line.text)
     if match is None:
-        return
-    rate = _FIRST_NUMBER.search(match[3])
+        return draft.plan()
+    rate = _FIRST_NUMBER.search(line.text, *match.span(3))
     if not line.whole and ", mom=" not in line.text:
         rate = None  # The number may have lost its last digits.
-    fields: dict[str, object] = {
-        "iteration": int(match[1]),
-        "skipped_total": int(match[2]),
-        "learning_rate": float(rate[0]) if rate else None,
-    }
-    yield _stamped(line, match.start(), "engine_step", fields)
+    draft.put("iteration", match.span(1), int)
+    draft.put("skipped_total", match.span(2), int)
+    if rate:
+        draft.put("learning_rate", rate.span(), float)
+    else:
+        draft.put_constants({"learning_rate": None})
+    _put_stamp(draft, line, match.start())
+    return draft.plan()
 
 
-def _engine_speed(line: Line) -> Iterator[Event]:
+def _engine_speed(line: Line) -> LinePlan:
+    draft = PlanDraft(line.text)
     place = _SPEED_PLACE.search(line.text)
     if place is None:
-        return
-    fields: dict[str, object] = {"iteration": int(place[1])}
+        return draft.plan()
+    draft.put("iteration", place.span(1), int)
     for match in _SPEED_FIELDS.finditer(line.text, place.start()):
         cut_off = not line.whole and match.end() == len(line.text)
         if not cut_off:
-            fields[_SPEED_NAMES.get(match[1], match[1])] = _finite(match[2])
-    yield _stamped(line, place.start(), "engine_speed", fields)
+            draft.put(_SPEED_NAMES.get(match[1], match[1]), match.span(2), _finite)
+    _put_stamp(draft, line, place.start())
+    return draft.plan()
 
 
 def _pipeline_step(line: Line) -> Iterator[Event]:
@@ -142,18 +167,22 @@ def _pipeline_step(line: Line) -> Iterator[Event]:
     yield StepEvent(line.number, fields)
 
 
-def _timers(line: Line) -> Iterator[Event]:
-    """Times of micro-steps, or of whole steps since the last print; zeros are timers that never ran."""
-    match = _TIMERS.search(line.text)
-    if match is None:
-        return
-    times = {name: float(value) for name, value in _TIMER.findall(match[1])}
-    micro = {_microstep_name(name): value for name, value in times.items() if name.endswith("_microstep")}
-    if micro:
-        yield _stamped(line, match.start(), "microstep", dict(micro))
-    whole = {name: value for name, value in times.items() if not name.endswith("_microstep") and value > 0}
-    if whole:
-        yield _stamped(line, match.start(), "timers", dict(whole))
+def _micro_timers(line: Line) -> LinePlan:
+    """Times of one micro-step."""
+    return _timers(line, of_microstep=True)
+
+
+def _timers(line: Line, of_microstep: bool = False) -> LinePlan:
+    """Times of whole steps since the last print."""
+    draft = PlanDraft(line.text)
+    start = _TIMERS.search(line.text)
+    timers = [] if start is None else list(_TIMER.finditer(line.text, *start.span(1)))
+    timers = [timer for timer in timers if timer[1].endswith("_microstep") == of_microstep]
+    for timer in timers:
+        draft.put(_microstep_name(timer[1]) if of_microstep else timer[1], timer.span(2), float)
+    if start is not None and timers:
+        _put_stamp(draft, line, start.start())
+    return draft.plan()
 
 
 def _microstep_name(name: str) -> str:
@@ -176,7 +205,8 @@ def _overflow(line: Line) -> Iterator[Event]:
     # «but hysteresis is 2»: the scale stays as it is this time.
     scale_after = float(after[1]) if after else scale_before
     fields: dict[str, object] = {"loss_scale_before": scale_before, "loss_scale_after": scale_after}
-    yield _stamped(line, len(line.text), "overflow", fields)
+    stamps = _TIME_STAMP.findall(line.text)
+    yield FactEvent(line.number, "overflow", {**fields, "timestamp": stamps[-1]} if stamps else fields)
 
 
 def _setting(line: Line) -> Iterator[Event]:

@@ -11,24 +11,26 @@ Memory is in bytes. Source: nemo/lightning/pytorch/callbacks/progress_printer.py
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 from hpctrain.analysis.logs.events import Event, FactEvent, IncompleteEvent, Line, StepEvent, Value
+from hpctrain.analysis.logs.line_plan import LinePlan, LinePlans, PlanDraft
 from hpctrain.analysis.logs.printed import (
     certain_text,
+    clock_seconds,
+    find_timestamp,
     gib,
     glued,
     number,
     parts_from,
-    put_number,
-    put_or_missing,
+    positive_number,
     put_rank,
-    put_timestamp,
 )
-from hpctrain.analysis.logs.tqdm_bar import BAR, CUT_BAR, bar_fields
+from hpctrain.analysis.logs.tqdm_bar import BAR, CUT_BAR, seconds_per_step
 
 _EPOCH = re.compile(r"\b(?:Epoch|Training epoch|Training:? epoch) (\d+)(?:/-?\d+)?:? ")
-_STEP = re.compile(r"\bTraining epoch (\d+), iteration (\d+)/(\d+)(?= \|)")
+_STEP = re.compile(r"Training epoch (?<!\wTraining epoch )(\d+), iteration (\d+)/(\d+)(?= \|)")
 _LOSSES = ("reduced_train_loss", "train_loss", "loss")
 _MEASURED = {
     "train_step_timing in s": "time_per_iteration_s",
@@ -48,6 +50,11 @@ _NAMES = {
     "loss_scale": "loss_scale",
 }
 _MEMORY = ("max_memory_reserved", "peak_memory_usage")
+_COUNTERS = ("global_step", "consumed_samples")
+"""In a bar three digits make any count above 999 a rounded one, which must not become ``consumed_samples``."""
+_ELAPSED, _PACE = "elapsed_s", "time_per_step_s"
+_ROUNDED = tuple(f"{name}_rounded" for name in _COUNTERS)
+_OF_THE_BAR = ("loss", "tokens_per_s", *_ROUNDED)
 
 
 class LightningFormat:
@@ -62,87 +69,140 @@ class LightningFormat:
 
     def __init__(self) -> None:
         self._last_bar: tuple[object, ...] = ()
+        self._plans = LinePlans()
 
     def read(self, line: Line) -> Iterable[Event]:
-        text, certain = certain_text(line, ("|",))
-        steps = parts_from(_STEP, text)
-        yield from glued(line, steps)
-        for match, rest in steps:
-            yield _step_line(line, match, rest, certain)
-        if not steps and "/" in line.text:
-            for epoch, rest in parts_from(_EPOCH, line.text):
-                yield from self._bar(line, int(epoch[1]), rest)
+        fields = self._plans.fields(line.text) if line.whole else None
+        return self._read(line) if fields is None else self._told(line, fields)
 
     def end(self) -> Iterable[Event]:
         return ()
 
-    def _bar(self, line: Line, epoch: int, text: str) -> Iterable[Event]:
-        bar = BAR.search(text)
+    def _read(self, line: Line) -> Iterator[Event]:
+        text, certain = certain_text(line, ("|",))
+        steps = parts_from(_STEP, text)
+        yield from glued(line, steps)
+        for match, rest in steps:
+            plan = _step_plan(line.text, match, rest)
+            fields = plan.fields(line.text)
+            if certain and "loss" in fields and (line.whole or "time_per_iteration_s" in fields):
+                self._learn(line, plan, len(steps))
+                yield from self._told(line, fields)
+            else:
+                put_rank(fields, line.label)
+                yield IncompleteEvent(line.number, fields)
+        if not steps and "/" in line.text:
+            epochs = parts_from(_EPOCH, line.text)
+            for epoch, rest in epochs:
+                yield from self._bar(line, epoch, epoch.end() + len(rest), len(epochs))
+
+    def _bar(self, line: Line, epoch: re.Match[str], end: int, num_bars: int) -> Iterable[Event]:
+        bar = BAR.search(line.text, epoch.end(), end)
         if bar is None:
-            cut = CUT_BAR.search(text)
+            cut = CUT_BAR.search(line.text, epoch.end(), end)
             if cut and not line.whole:
                 fields: dict[str, Value] = {"iteration": int(cut["step"]), "total_iterations": int(cut["total"])}
-                yield IncompleteEvent(line.number, fields | {"epoch": epoch})
+                yield IncompleteEvent(line.number, fields | {"epoch": int(epoch[1])})
             return
-        metrics = _metrics((bar["metrics"] or "").split(", "), "=")
-        drawn = (line.label, epoch, bar["step"], bar["metrics"])
-        if not any(name in metrics for name in _LOSSES) or drawn == self._last_bar:
+        plan = _bar_plan(line.text, epoch, bar)
+        fields = plan.fields(line.text)
+        if "loss" in fields:
+            self._learn(line, plan, num_bars)
+            yield from self._told(line, fields)
+
+    def _learn(self, line: Line, plan: LinePlan, num_records: int) -> None:
+        if line.whole and num_records == 1:
+            self._plans.add(line.text, plan)
+
+    def _told(self, line: Line, fields: dict[str, Value]) -> Iterator[Event]:
+        """The record of a line; of a bar too, if it was not drawn again without a step, and the bar itself."""
+        if _ELAPSED not in fields:
+            put_rank(fields, line.label)
+            yield StepEvent(line.number, fields)
+            return
+        bar: dict[str, object] = {
+            "step": fields["iteration"],
+            "total": fields["total_iterations"],
+            "elapsed_s": fields.pop(_ELAPSED),
+            "time_per_step_s": fields.pop(_PACE),
+        }
+        drawn = (line.label, [item for item in fields.items() if item[0] != "time_per_iteration_s"])
+        if drawn == self._last_bar:
             return
         self._last_bar = drawn
-        place = bar_fields(bar)
-        fields = {"iteration": place["step"], "total_iterations": place["total"], "epoch": epoch}
-        if bar["rate"]:
-            fields["time_per_iteration_s"] = place["time_per_step_s"]
-        fields |= _fields(metrics)
-        rounded = _rounded(metrics)
+        for name in _ROUNDED:
+            if name in fields and not fields[name]:
+                del fields[name]
+        bar.update((name, fields[name]) for name in _OF_THE_BAR if name in fields)
         put_rank(fields, line.label)
-        yield StepEvent(line.number, fields | rounded)
-        told = {name: fields[name] for name in ("loss", "tokens_per_s") if name in fields}
-        yield FactEvent(line.number, "bar", place | told | rounded)
+        yield StepEvent(line.number, fields)
+        yield FactEvent(line.number, "bar", bar)
 
 
-def _step_line(line: Line, match: re.Match[str], text: str, certain: bool) -> Event:
-    metrics = _metrics(text.split(" | "), ": ")
-    fields: dict[str, Value] = {
-        "iteration": int(match[2]),
-        "total_iterations": int(match[3]),
-        "epoch": int(match[1]),
-    }
-    fields |= _fields(metrics)
-    for name in ("global_step", "consumed_samples"):
-        if name in metrics:
-            fields[name] = number(metrics[name])
-    put_timestamp(fields, line.text)
-    put_rank(fields, line.label)
-    complete = certain and "loss" in fields and (line.whole or "time_per_iteration_s" in fields)
-    return (StepEvent if complete else IncompleteEvent)(line.number, fields)
+def _step_plan(text: str, step: re.Match[str], rest: str) -> LinePlan:
+    """Where the values of a line stand; counters are exact."""
+    draft = PlanDraft(text)
+    for group, name in ((2, "iteration"), (3, "total_iterations"), (1, "epoch")):
+        draft.put(name, step.span(group), int)
+    spans = _spans(rest, step.end(), " | ", ": ")
+    _put_metrics(draft, spans)
+    for name in _COUNTERS:
+        if name in spans:
+            draft.put(name, spans[name], number)
+    if stamp := find_timestamp(text):
+        draft.put("timestamp", stamp.span(), str)
+    return draft.plan()
 
 
-def _metrics(parts: Iterable[str], sign: str) -> dict[str, str]:
-    found = {}
-    for part in parts:
-        key, separator, value = part.strip(" |").partition(sign)
-        if separator and value.strip():
-            found[key.strip()] = value.split()[0]
-    return found
+def _bar_plan(text: str, epoch: re.Match[str], bar: re.Match[str]) -> LinePlan:
+    """Where the values of a bar stand; a bar without a loss gives fields without one."""
+    draft = PlanDraft(text)
+    draft.put("iteration", bar.span("step"), int)
+    draft.put("total_iterations", bar.span("total"), _length)
+    draft.put("epoch", epoch.span(1), int)
+    draft.put(_ELAPSED, bar.span("elapsed"), clock_seconds)
+    if bar["rate"]:
+        for name in (_PACE, "time_per_iteration_s"):
+            draft.put(name, bar.span("rate"), partial(seconds_per_step, unit=bar["unit"]))
+    else:
+        draft.put_constants({_PACE: None})
+    spans = _spans(bar["metrics"] or "", bar.start("metrics"), ", ", "=")
+    _put_metrics(draft, spans)
+    for name in _COUNTERS:
+        if name in spans:
+            draft.put(f"{name}_rounded", spans[name], number)
+    return draft.plan()
 
 
-def _fields(metrics: dict[str, str]) -> dict[str, Value]:
-    fields: dict[str, Value] = {}
-    for key, text in metrics.items():
+def _length(text: str) -> int | None:
+    """Steps of an epoch; of a loop of unknown length a bar shows ``?`` or ``inf``."""
+    return int(text) if text.isdigit() else None
+
+
+def _spans(text: str, offset: int, bar: str, sign: str) -> dict[str, tuple[int, int]]:
+    """Key and place of the first word of its value, counted from ``offset`` before ``text``."""
+    spans = {}
+    for part in text.split(bar):
+        key, separator, value = part.partition(sign)
+        if separator and (words := value.split(maxsplit=1)):
+            start = offset + len(key) + len(sign) + value.index(words[0])
+            spans[key.strip(" |")] = (start, start + len(words[0].rstrip("|")))
+        offset += len(part) + len(bar)
+    return spans
+
+
+def _put_metrics(draft: PlanDraft, spans: Mapping[str, tuple[int, int]]) -> None:
+    for key, span in spans.items():
         if key in _MEASURED:
-            put_or_missing(fields, _MEASURED[key], text)
+            draft.put(_MEASURED[key], span, positive_number)
         elif key in _NAMES:
-            put_number(fields, _NAMES[key], text)
+            draft.put_number(_NAMES[key], span)
         elif key in _MEMORY:
-            fields["mem_gib"] = gib(number(text))
-    loss = next((metrics[name] for name in _LOSSES if name in metrics), None)
+            draft.put("mem_gib", span, _gib)
+    loss = next((spans[name] for name in _LOSSES if name in spans), None)
     if loss is not None:
-        put_number(fields, "loss", loss)
-    return fields
+        draft.put_number("loss", loss)
 
 
-def _rounded(metrics: dict[str, str]) -> dict[str, Value]:
-    """Counters of a bar: three digits make any count above 999 a rounded one, which must not become ``consumed_samples``."""
-    values = {name: number(metrics[name]) for name in ("global_step", "consumed_samples") if name in metrics}
-    return {f"{name}_rounded": value for name, value in values.items() if value}
+def _gib(text: str) -> float | None:
+    return gib(number(text))

@@ -52,19 +52,23 @@ class _Block:
         is_end = (codes == 10) | (codes == 13) if with_returns else codes == 10
         self.ends: Places = np.flatnonzero(is_end)
         # Lines are counted at line ends only; without carriage returns each piece is one.
-        self._numbers = np.cumsum(codes[self.ends] == 10) if with_returns else None
+        self._num_ended = np.cumsum(codes[self.ends] == 10) if with_returns else None
 
     @property
     def num_lines(self) -> int:
-        return self.lines_before(len(self.ends))
+        if self._num_ended is None or not len(self.ends):
+            return len(self.ends)
+        return int(self._num_ended[-1])
 
-    def lines_before(self, place: int) -> int:
-        if self._numbers is None or place == 0:
-            return place
-        return int(self._numbers[place - 1])
+    def starts(self, places: Places) -> Places:
+        """Where pieces begin."""
+        return np.where(places == 0, 0, self.ends[places - 1] + 1)
 
-    def piece(self, place: int) -> bytes:
-        return self.data[int(self.ends[place - 1]) + 1 if place else 0 : int(self.ends[place])]
+    def numbers(self, places: Places) -> Places:
+        """Number of the line in which each piece stands, from 1."""
+        if self._num_ended is None:
+            return places + 1
+        return np.where(places == 0, 0, self._num_ended[places - 1]) + 1
 
     def texts(self) -> pa.Array[Any]:
         """The pieces, each with its end, without a copy of the text."""
@@ -227,43 +231,53 @@ class LineScanner:
             text = data.decode("utf-8", "replace")
             self._num_undecodable += sum("�" in line for line in text.splitlines())
 
-    def _hits(self, block: _Block) -> list[int]:
+    def _hits(self, block: _Block) -> Places:
         """Places of the lines with a marker: RE2 passes over the text once, whatever the number of markers."""
-        hits = np.flatnonzero(_mask(pc.match_substring_regex(block.texts(), self._pattern), len(block.ends)))
+        hits: Places = np.flatnonzero(_mask(pc.match_substring_regex(block.texts(), self._pattern), len(block.ends)))
         if block.with_returns and len(hits) > 1:
             hits = _without_overwritten(block, hits)
-        return hits.tolist()
+        return hits
 
-    def _wanted_lines(self, block: _Block, hits: list[int]) -> Iterator[tuple[Line, tuple[int, ...]]]:
+    def _wanted_lines(self, block: _Block, hits: Places) -> Iterator[tuple[Line, tuple[int, ...]]]:
         place, num_pieces = 0, len(block.ends)
-        for hit in [*hits, num_pieces]:
+        starts, ends, numbers = block.starts(hits).tolist(), block.ends[hits].tolist(), block.numbers(hits).tolist()
+        for hit, start, end, number in zip(hits.tolist(), starts, ends, numbers, strict=True):
             while self.follow and place < hit:
-                yield self._line(block, place), ()
+                yield self._line_at(block, place), ()
                 place += 1
-            if hit < num_pieces:
-                yield self._line(block, hit), self._formats_of(block.piece(hit))
-                place = hit + 1
+            raw = block.data[start:end]
+            shape = raw.translate(self._shape)
+            wanted = self._wanted.get(shape)
+            if wanted is None:
+                wanted = self._formats_of(shape)
+            yield self._line(self.num_lines + number, raw, shape, block.whole or hit + 1 < num_pieces), wanted
+            place = hit + 1
+        while self.follow and place < num_pieces:
+            yield self._line_at(block, place), ()
+            place += 1
 
-    def _line(self, block: _Block, place: int) -> Line:
-        raw, whole = block.piece(place), block.whole or place + 1 < len(block.ends)
+    def _line_at(self, block: _Block, place: int) -> Line:
+        here = np.array([place])
+        raw = block.data[int(block.starts(here)[0]) : int(block.ends[place])]
+        number = self.num_lines + int(block.numbers(here)[0])
+        return self._line(number, raw, raw.translate(self._shape), block.whole or place + 1 < len(block.ends))
+
+    def _line(self, number: int, raw: bytes, shape: bytes, whole: bool) -> Line:
         if len(raw) > MAX_LINE_BYTES:
             self.damaged_lines += 1
             raw, whole = raw[:MAX_LINE_BYTES], False
-        if len(raw) > MAX_DIGITS and _MANY_ZEROS in raw.translate(self._shape):
+        if len(raw) > MAX_DIGITS and _MANY_ZEROS in shape:
             self.damaged_lines += 1
             raw = _ENDLESS_NUMBER.sub(b"", raw)
         label, text, kinds = split_label(raw.decode("utf-8", "replace"))
         if kinds:
             self._label_kinds.update(kinds.split())
-        return Line(self.num_lines + block.lines_before(place) + 1, text, label, whole)
+        return Line(number, text, label, whole)
 
-    def _formats_of(self, raw: bytes) -> tuple[int, ...]:
+    def _formats_of(self, shape: bytes) -> tuple[int, ...]:
         """Lines that differ in digits only hold the same markers, so each shape is looked at once."""
-        shape = raw.translate(self._shape)
-        wanted = self._wanted.get(shape)
-        if wanted is None:
-            if len(self._wanted) >= _MAX_SHAPES:
-                self._wanted.clear()
-            wanted = tuple(i for i, texts in enumerate(self._markers) if any(text in shape for text in texts))
-            self._wanted[shape] = wanted
+        if len(self._wanted) >= _MAX_SHAPES:
+            self._wanted.clear()
+        wanted = tuple(i for i, texts in enumerate(self._markers) if any(text in shape for text in texts))
+        self._wanted[shape] = wanted
         return wanted

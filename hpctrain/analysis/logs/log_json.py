@@ -4,93 +4,145 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from io import StringIO
 from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import numpy.typing as npt
 
 from hpctrain.analysis.logs.conditions import find_conditions
+from hpctrain.analysis.logs.events import FactKind
 from hpctrain.analysis.logs.log_reading import LogReading
+from hpctrain.analysis.logs.record_columns import MAX_STEP
 from hpctrain.analysis.logs.record_table import RecordTable
 from hpctrain.analysis.logs.speed_conditions import TOTAL_OVER_AVERAGE_TOLERANCE
 
-_FACT_KEYS = {"validation": "validation", "comm_row": "comm_rows", "microstep": "microsteps", "bar": "bars"}
+_FACT_KEYS: dict[FactKind, str] = {
+    "validation": "validation",
+    "comm_row": "comm_rows",
+    "microstep": "microsteps",
+    "bar": "bars",
+}
 """Kind of fact, key of the list."""
+_LAST_FACTS: tuple[FactKind, ...] = ("profile", "final")
+"""Kinds of which the last one counts."""
 
 
-def log_document(reading: LogReading) -> dict[str, object]:
-    """The whole reading as plain values: no NaN, no infinity; ``iteration`` counts are of different iterations."""
-    conditions = find_conditions(reading)
-    records = [dict(row) for row in reading.records]
-    told = records or _told_by_bars(reading)
-    iterations = [step for step in (row.get("iteration", row.get("step")) for row in told) if isinstance(step, int)]
-    document: dict[str, object] = {
-        "file": Path(reading.file).name,
-        "system": reading.system,
-        "format": reading.format,
-        "encoding": reading.encoding,
-        "records": records,
-        "record_count": len(told),
-        "unique_iterations": len(set(iterations)),
-        "first_iteration": iterations[0] if iterations else None,
-        "last_iteration": iterations[-1] if iterations else None,
-        "incomplete_records": [dict(row) for row in reading.incomplete_records],
-        "flags": list(conditions.flags),
-        "summary": dict(conditions.summary),
-        "settings": dict(reading.settings),
-        "tflops_convention": reading.tflops_convention,
-        "copies_per_step": reading.copies_per_step,
-        "damaged_lines": reading.damaged_lines,
-        "num_lines": reading.num_lines,
-        **_facts(reading),
-    }
-    plain = _plain(document)
-    assert isinstance(plain, dict)
-    return plain
+def write_log_json(reading: LogReading, file: TextIO) -> None:
+    """Write the whole reading as JSON: no NaN, no infinity; ``iteration`` counts are of different iterations.
+
+    Rows stand one a line, so that long logs stay readable, and are written one by one, so that millions of them need no memory.
+    """
+    for place, (key, value) in enumerate(_entries(reading)):
+        file.write(f"{',' if place else '{'}\n {json.dumps(key)}: ")
+        for piece in _pieces(value):
+            file.write(piece)
+    file.write("\n}\n")
 
 
 def log_json(reading: LogReading) -> str:
-    """The document as text, one record a line so that long logs stay readable."""
-    document = log_document(reading)
-    lines = [f" {json.dumps(key)}: {_pretty(value)}" for key, value in document.items()]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    """What ``write_log_json`` writes."""
+    file = StringIO()
+    write_log_json(reading, file)
+    return file.getvalue()
 
 
-def _pretty(value: object) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        rows = ",\n  ".join(json.dumps(row, ensure_ascii=False, allow_nan=False) for row in value)
-        return f"[\n  {rows}\n ]"
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+class _Pairs:
+    """Key and value of an object that is too long for a dictionary."""
+
+    def __init__(self, items: Iterable[tuple[str, object]]) -> None:
+        self.items = items
 
 
-def _told_by_bars(reading: LogReading) -> list[dict[str, object]]:
-    """Bars with a loss are the records of trainers that print nothing else."""
-    return [bar for bar in reading.fact_rows("bar") if "loss" in bar]
+def _pieces(value: object) -> Iterator[str]:
+    """The text of a value; of long ones piece by piece."""
+    if isinstance(value, _Pairs):
+        yield "{"
+        for place, (key, item) in enumerate(value.items):
+            yield f"{', ' if place else ''}{_text(str(key))}: {_text(item)}"
+        yield "}"
+    elif isinstance(value, RecordTable):
+        for place, row in enumerate(value):
+            yield f"{',' if place else '['}\n  {_text(row)}"
+        yield "\n ]" if len(value) else "[]"
+    elif isinstance(value, Iterator):
+        yield "["
+        for place, item in enumerate(value):
+            yield f"{', ' if place else ''}{_text(item)}"
+        yield "]"
+    else:
+        yield _text(value)
 
 
-def _facts(reading: LogReading) -> dict[str, object]:
+def _text(value: object) -> str:
+    try:
+        return _ENCODER.encode(value)
+    except ValueError:  # NaN or infinity in it
+        return _ENCODER.encode(_plain(value))
+
+
+def _entries(reading: LogReading) -> Iterator[tuple[str, object]]:
+    conditions = find_conditions(reading)
+    yield "file", Path(reading.file).name
+    yield "system", reading.system
+    yield "format", reading.format
+    yield "encoding", reading.encoding
+    yield "records", reading.records
+    yield from _counts(reading)
+    yield "incomplete_records", reading.incomplete_records
+    yield "flags", list(conditions.flags)
+    yield "summary", dict(conditions.summary)
+    yield "settings", dict(reading.settings)
+    yield "tflops_convention", reading.tflops_convention
+    yield "copies_per_step", reading.copies_per_step
+    yield "damaged_lines", reading.damaged_lines
+    yield "num_lines", reading.num_lines
+    yield from _facts(reading)
+
+
+def _counts(reading: LogReading) -> Iterator[tuple[str, object]]:
+    """Of records; bars with a loss are the records of trainers that print nothing else."""
+    if len(reading.records):
+        steps, count = reading.records.numbers("iteration"), len(reading.records)
+    else:
+        bars = reading.fact_rows("bar")
+        with_loss = bars.has("loss")
+        steps, count = bars.numbers("step")[with_loss], int(with_loss.sum())
+    steps = steps[np.abs(steps) <= MAX_STEP]
+    yield "record_count", count
+    yield "unique_iterations", len(np.unique(steps))
+    yield "first_iteration", int(steps[0]) if len(steps) else None
+    yield "last_iteration", int(steps[-1]) if len(steps) else None
+
+
+def _facts(reading: LogReading) -> Iterator[tuple[str, object]]:
     """What is there besides records."""
-    facts: dict[str, object] = {}
     for kind, key in _FACT_KEYS.items():
-        rows = reading.facts.get(kind)  # type: ignore[call-overload]  # all are kinds of facts
-        if rows:
-            facts[key] = [dict(row) for row in rows]
-    if "comm_rows" in facts:
-        facts.update(_comm_facts(reading.fact_rows("comm_row")))
-    for kind in ("profile", "final"):
-        rows = reading.facts.get(kind)  # type: ignore[call-overload]
-        if rows:
-            facts[kind] = dict(rows[-1])
+        if rows := reading.facts.get(kind):
+            yield key, rows
+    if rows := reading.fact_rows("comm_row"):
+        yield from _comm_facts(rows).items()
+    for kind in _LAST_FACTS:
+        if rows := reading.facts.get(kind):
+            yield kind, rows[-1]
     if len(reading.engine):
-        facts["engine"] = _engine(reading)
-    timers = reading.fact_rows("timers")
-    if len(timers):
-        facts["timers_ms_at"] = {
-            str(row["iteration"]): {name: value for name, value in row.items() if name != "iteration"} for row in timers
-        }
+        yield "engine", _engine(reading)
+    if rows := reading.fact_rows("timers"):
+        yield "timers_ms_at", _Pairs(_timers(rows))
     if isinstance(reading.settings.get("global_batch_size"), int):
-        facts["global_batch_size"] = reading.settings["global_batch_size"]
-    if any(attempt for attempt in reading.records.column("attempt")):
-        facts["effective_records_last_attempt_wins"] = list(_effective(reading))
-    return facts
+        yield "global_batch_size", reading.settings["global_batch_size"]
+    if reading.records.numbers("attempt").any():
+        yield "effective_records_last_attempt_wins", _effective(reading)
+
+
+def _timers(rows: RecordTable) -> Iterator[tuple[str, object]]:
+    """The last timers of each iteration."""
+    iterations = rows.numbers("iteration")
+    for place in _last_of_each(iterations).tolist():
+        row = rows[place]
+        yield str(row.pop("iteration")), row
 
 
 def _comm_facts(rows: RecordTable) -> dict[str, object]:
@@ -127,12 +179,21 @@ def _engine(reading: LogReading) -> dict[str, object]:
     return engine
 
 
-def _effective(reading: LogReading) -> Iterator[list[object]]:
+def _effective(reading: LogReading) -> Iterator[list[int]]:
     """Iteration and attempt of the rows that count for the curve: of each iteration of a segment the last attempt."""
-    last: dict[tuple[object, object], object] = {}
-    for row in reading.records:
-        last[row["segment"], row.get("iteration")] = row["attempt"]
-    return ([iteration, attempt] for (_, iteration), attempt in last.items() if iteration is not None)
+    records = reading.records
+    segments, steps, attempts = (records.numbers(name) for name in ("segment", "iteration", "attempt"))
+    known = np.abs(steps) <= MAX_STEP
+    last = np.flatnonzero(known)[_last_of_each(segments[known] + 1j * steps[known])]
+    return ([int(steps[place]), int(attempts[place])] for place in last)
+
+
+def _last_of_each(values: npt.NDArray[np.number]) -> npt.NDArray[np.int64]:
+    """Places of the last of equal values, in the order in which each value came first."""
+    _, first = np.unique(values, return_index=True)
+    _, from_end = np.unique(values[::-1], return_index=True)
+    last: npt.NDArray[np.int64] = (len(values) - 1 - from_end)[np.argsort(first)]
+    return last
 
 
 def _plain(value: object) -> object:
@@ -147,3 +208,6 @@ def _plain(value: object) -> object:
         return value
     item = getattr(value, "item", None)  # a number of numpy
     return _plain(item()) if item is not None else str(value)
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_plain)

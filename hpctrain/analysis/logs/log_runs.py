@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from hpctrain.analysis.intervals import dependent_median_interval
 from hpctrain.analysis.logs.log_reading import LogReading
 from hpctrain.analysis.logs.log_steps import StepTable, marked_steps
 from hpctrain.analysis.logs.loss_conditions import OVERFLOW_SKIP_SHARE
@@ -16,7 +17,6 @@ from hpctrain.analysis.logs.run_conditions import run_end
 from hpctrain.analysis.logs.speed_conditions import peak_tflops
 from hpctrain.analysis.logs.unit_checks import check_tflops, whole_quotient
 from hpctrain.analysis.run_row import FLOP_CONVENTIONS, RunSummary
-from hpctrain.analysis.steady import median_interval
 from hpctrain.analysis.validity import MAX_DEAD_SHARE
 from hpctrain.plan.devices import DEVICES
 from hpctrain.plan.flops import megatron_flops
@@ -178,7 +178,7 @@ def _with_speeds(row: RunSummary, columns: RecordColumns, table: StepTable) -> R
         tokens_per_s_per_gpu=_median(columns.numbers("tokens_per_s_per_gpu")[places]),
     )
     if len(times):
-        interval = median_interval(times)
+        interval = dependent_median_interval(times)
         row = replace(row, step_time_s=interval.median, step_time_low_s=interval.low, step_time_high_s=interval.high)
         if row.tokens_per_step:
             row = replace(row, tokens_per_s=row.tokens_per_step / interval.median)
@@ -239,7 +239,7 @@ def _with_wall_clock(row: RunSummary, table: StepTable) -> RunSummary:
 
 
 def _reasons(row: RunSummary, columns: RecordColumns, table: StepTable) -> list[str]:
-    """Why the speeds may not be compared, one text a reason."""
+    """Why the speeds may not be compared, one text a reason; how the log ends is none, see ``validity``."""
     num = row.num_recorded_steps
     if not num:
         return ["no training record"]

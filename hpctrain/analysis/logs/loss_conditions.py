@@ -16,7 +16,8 @@ SPIKE_DEVIATIONS = 4.0
 BASELINE_RECORDS = 20
 """Records that make the baseline of a spike or a drop; two at least."""
 DIVERGENCE_RATIO = 1.5
-"""Of the last losses over the lowest: half as much again is worse than the start of most pre-training after its warm-up."""
+"""Of the last loss over the lowest: half as much again is worse than the start of most pre-training after its warm-up. The
+median of the last three must be a spike's height above it, so that one bad record is none."""
 DIVERGENCE_STILL_HIGH = 0.95
 """Share of the highest loss that the last one still has; a loss that falls back is a spike."""
 DIVERGENCE_MIN_RECORDS = 5
@@ -30,6 +31,9 @@ _SYSTEMS_WITHOUT_LOSS = frozenset({"deepspeed"})
 """DeepSpeed's engine lines never hold a loss, so that its absence says nothing."""
 _SYSTEMS_WITH_LOSS_AT_TIMES = frozenset({"nanogpt"})
 """Successors of nanoGPT print the training loss at some steps only, and NaN as such."""
+
+_SYSTEMS_WITH_PLACEHOLDER = frozenset({"torchtitan"})
+"""Print a loss of -1 where the process has none: steps are taken, and the log holds no loss."""
 
 
 def loss_flags(columns: RecordColumns) -> list[str]:
@@ -46,7 +50,14 @@ def loss_flags(columns: RecordColumns) -> list[str]:
 def skipped_everything(columns: RecordColumns) -> bool:
     """Every record says that all steps since the last one were skipped."""
     skipped = columns.numbers("skipped_iterations")
+    if _loss_in_cut_record(columns.reading):
+        return False
     return bool(len(skipped)) and bool((skipped >= columns.log_interval).all())
+
+
+def _loss_in_cut_record(reading: LogReading) -> bool:
+    """The step after the last whole record had a loss, so that the optimizer took it."""
+    return any(row.get("loss") is not None for row in reading.incomplete_records)
 
 
 def no_loss_expected(reading: LogReading) -> bool:
@@ -61,9 +72,10 @@ def _missing_losses(columns: RecordColumns) -> list[str]:
     system = columns.reading.system
     if not steps.any() or system in _SYSTEMS_WITHOUT_LOSS | _SYSTEMS_WITH_LOSS_AT_TIMES:
         return []
-    if missing[steps].all():
-        nan_grads = columns.true("grad_norm_is_nan").any() or np.nansum(columns.numbers("nan_iterations")) > 0
-        return ["loss_missing_everywhere" if nan_grads and not skipped_everything(columns) else "no_loss_in_log"]
+    if missing[steps].all() and not _loss_in_cut_record(columns.reading):
+        if system in _SYSTEMS_WITH_PLACEHOLDER:
+            return ["loss_missing_everywhere", "no_loss_in_log"]
+        return ["loss_missing_everywhere" if _took_steps_without_loss(columns) else "no_loss_in_log"]
     if missing.any():
         return [f"loss_missing_at_{columns.place_name(int(np.argmax(missing)))}"]
     for row in columns.reading.incomplete_records:
@@ -71,6 +83,18 @@ def _missing_losses(columns: RecordColumns) -> list[str]:
         if "loss" in row and row["loss"] is None and row.get("iteration") is not None:
             return [f"loss_missing_at_{row['iteration']}"]
     return []
+
+
+def _took_steps_without_loss(columns: RecordColumns) -> bool:
+    """Gradients or counters tell NaN, or the optimizer took each step: then only NaN makes Megatron leave the loss out."""
+    if skipped_everything(columns):
+        return False
+    skipped = columns.numbers("skipped_iterations")
+    return bool(
+        columns.true("grad_norm_is_nan").any()
+        or np.nansum(columns.numbers("nan_iterations")) > 0
+        or (skipped[np.isfinite(columns.iteration)] == 0).all()
+    )
 
 
 def _bad_numbers(columns: RecordColumns) -> list[str]:
@@ -92,12 +116,19 @@ def _spikes(columns: RecordColumns) -> list[int]:
         with_loss = _with_loss(columns, places)
         losses = columns.loss[with_loss]
         high = exceeding(losses, SPIKE_RATIO, SPIKE_DEVIATIONS)
+        if _is_peak(losses):
+            high = np.array([1])
         if _diverges(losses):
             high = np.array(
                 [place for place in high if losses[place + 1 :].min(initial=np.inf) * SPIKE_RATIO < losses[place]], int
             )
         found += first_places(with_loss[high], with_loss)
     return found[:MAX_PLACES]
+
+
+def _is_peak(losses: FloatArray) -> bool:
+    """Of three records, too few for a baseline, the middle one stands out from both others."""
+    return len(losses) == 3 and bool(losses[1] > SPIKE_RATIO * max(losses[0], losses[2]))
 
 
 def _with_loss(columns: RecordColumns, places: IntArray) -> IntArray:
@@ -131,9 +162,10 @@ def _diverges(losses: FloatArray) -> bool:
     if len(losses) < DIVERGENCE_MIN_RECORDS:
         return False
     lowest = int(np.argmin(losses[:-3]))
-    last = float(np.median(losses[-3:]))
     return bool(
-        last >= DIVERGENCE_RATIO * losses[lowest] and losses[-1] >= DIVERGENCE_STILL_HIGH * losses[lowest:].max()
+        losses[-1] >= DIVERGENCE_RATIO * losses[lowest]
+        and np.median(losses[-3:]) >= SPIKE_RATIO * losses[lowest]
+        and losses[-1] >= DIVERGENCE_STILL_HIGH * losses[lowest:].max()
     )
 
 

@@ -119,21 +119,21 @@ class MegatronFacts:
 
     def _fact(self, line: Line) -> Iterator[Event]:
         text = line.text
-        if _ARGUMENTS_START.match(text.strip()):
+        if "arguments" in text and _ARGUMENTS_START.match(text.strip()):
             self._arguments, self._num_argument_lines = {}, 0
             yield FactEvent(line.number, "restart")
             return
-        if match := _VALIDATION.search(text):
+        if " at " in text and (match := _VALIDATION.search(text)):
             yield from _validation(line, match)
         elif text.lstrip().startswith("time (ms) |"):
             times = {name: float(value) for name, value in _TIMER.findall(text)}
             times = {name: value for name, value in times.items() if value > 0}  # Zeros are timers that never ran.
             if times:
                 yield FactEvent(line.number, "timers", dict(times))
-        elif match := _SAVED.search(text):
+        elif "checkpoint" in text and (match := _SAVED.search(text)):
             if line.whole or match.end() < len(text):
                 yield from self._saved(line, int(match[1]))
-        elif match := _LOADED.search(text):
+        elif "checkpoint" in text and (match := _LOADED.search(text)):
             if line.whole or match.end() < len(text):
                 yield FactEvent(line.number, "checkpoint_loaded", {"iteration": int(match[2])})
         elif "] (after " in text:

@@ -47,6 +47,8 @@ _KEYS = "|".join([*_MEASURED, *_NAMES])
 _JSON_PAIR = re.compile(rf'"({_KEYS})": (?:"({NUMBER})%?"|({NUMBER})(?=[,}}]))')
 _EQUALS_PAIR = re.compile(rf"(?<![\w.])({_KEYS})=({NUMBER})(?=[,\s\]]|\Z)")
 _EQUALS_PAIR_AT_CUT = re.compile(rf"(?<![\w.])({_KEYS})=({NUMBER})(?=[,\s\]])")
+_FRAGMENT = re.compile(r'\A[^{|]*"num_updates": "?\d[^{]*\}')
+"""The rest of a line whose start is lost."""
 _BITS_TOLERANCE = 0.01
 """Relative difference of perplexity and 2**loss below which the loss is in bits; e**loss is 25 % off already at a loss of 1."""
 
@@ -55,7 +57,7 @@ class MetaseqFormat:
     """Reads the training lines of metaseq and fairseq."""
 
     system = "metaseq"
-    markers: tuple[str, ...] = ("num_updates",)
+    markers: tuple[str, ...] = ("num_updates", "| train_inner |")
     tflops_convention = "unknown"
     wants_next = False
 
@@ -75,10 +77,20 @@ class MetaseqFormat:
                 self._told_quotes = True
                 yield FactEvent(line.number, "trait", {"name": "numbers_as_strings"})
             certain = certain and "}" in text[brace:]
+        elif _FRAGMENT.match(text):
+            name = "truncated_first_line" if line.number == 1 else "orphan_fragment"
+            yield FactEvent(line.number, "trait", {"name": name})
+            return
         else:
             pairs = (_EQUALS_PAIR if certain else _EQUALS_PAIR_AT_CUT).findall(text)
         fields = _fields(pairs)
-        if "iteration" not in fields or not ({"loss", "tokens_per_s"} & fields.keys()):
+        if not ({"loss", "tokens_per_s"} & fields.keys()):
+            return
+        if "iteration" not in fields:
+            # The number of updates comes late in the line.
+            if brace >= 0 and not certain:
+                put_timestamp(fields, text)
+                yield IncompleteEvent(line.number, fields)
             return
         step = _EPOCH_STEP.search(text)
         if step:

@@ -3,10 +3,11 @@
 - nanoGPT: ``iter 100: loss 3.1, time 1099.34ms, mfu 15.34%``; evaluation ``step 3000: train loss 4.0390, val loss 4.0427``.
 - llm.c: ``step 2/21479 | loss 10.83 (+nanz)| norm 15.0 (+nanz)| lr 5.71e-06 | 2391.52 ms | 40.3% bf16 MFU | 191824 tok/s``.
 - build-nanogpt, nanochat: ``step 12 | loss: 6.1 | lr 8.5e-07 | norm: 1.2 | dt: 338.1ms | tok/sec: 155078.5``.
+- llama2.c: ``490 | loss 5.7543 | lr 4.900000e-05 | 8060.78ms | mfu 0.21%``; evaluation as nanoGPT's.
 - modded-nanogpt: ``step:10/1390 train_time:1234ms step_avg:123.40ms``; a line with ``val_loss`` is the evaluation.
 
 An MFU of -100 % is the placeholder before the first measurement. Source: nanoGPT train.py, llm.c train_gpt2.cu, build-nanogpt
-train_gpt2.py, nanochat base_train.py, modded-nanogpt train_gpt.py.
+train_gpt2.py, nanochat base_train.py, llama2.c train.py, modded-nanogpt train_gpt.py.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _ITER = re.compile(
     rf"\biter (\d+): loss ({NUMBER})(?:, time ({NUMBER})ms)?(?:, mfu ({NUMBER})%)?(?:, lr ({NUMBER}))?(?=[,\s]|\Z)"
 )
 _EVALUATION = re.compile(rf"\bstep (\d+): train loss ({NUMBER}), val loss ({NUMBER})(?=[,\s]|\Z)")
-_PIPED = re.compile(r"\bstep +(\d+)(?:/(\d+))?(?: \([\d.]+%\))?(?: *\||: )")
+_PIPED = re.compile(r"(?:\bstep +|\A\s*(?=\d+ \| loss ))(\d+)(?:/(\d+))?(?: \([\d.]+%\))?(?: *\||: )")
 _PIPED_VALUE = re.compile(
     rf"(?:[|,(]|\A)[ (]*(?:(?:train )?loss:? (?P<loss>{NUMBER})\b|(?:grad )?norm:? (?P<grad_norm>{NUMBER})\b"
     rf"|lr:? (?P<learning_rate>{NUMBER})\b|(?:dt: )?(?P<time_ms>{NUMBER}) ?ms\b|(?P<mfu>{NUMBER})% [^|]*MFU"
-    rf"|(?:bf16_)?mfu: (?P<mfu_percent>{NUMBER})\b|tok/sec: (?P<tok_per_sec>{NUMBER})\b|(?P<tok_per_s>{NUMBER}) tok/s\b)"
+    rf"|(?:bf16_)?mfu:? (?P<mfu_percent>{NUMBER})\b|tok/sec: (?P<tok_per_sec>{NUMBER})\b|(?P<tok_per_s>{NUMBER}) tok/s\b)"
 )
 _PIPED_NAMES = {
     "time_ms": ("time_per_iteration_s", -3),
@@ -53,7 +54,7 @@ class NanogptFormat:
     """Reads nanoGPT and its kin; one file holds one of the wordings."""
 
     system = "nanogpt"
-    markers: tuple[str, ...] = (": loss ", ", val loss ", " tok/s", "step_avg:")
+    markers: tuple[str, ...] = (": loss ", ", val loss ", " tok/s", " | loss ", "step_avg:")
     tflops_convention = "model"
     """It prints an MFU only: 6 FLOPs a parameter and token plus 12·l·h·s. Source: estimate_mfu of nanoGPT's model.py."""
     wants_next = False
@@ -134,3 +135,5 @@ def _piped(line: Line, step: re.Match[str], text: str, certain: bool) -> Iterabl
             put_number(fields, group, found[group])
     if "loss" in fields and "time_per_iteration_s" in fields:
         yield (StepEvent if certain else IncompleteEvent)(line.number, fields)
+    elif not line.whole:
+        yield IncompleteEvent(line.number, fields)

@@ -16,6 +16,8 @@ from hpctrain.analysis.logs.printed import certain_text, is_nan, put_rank, put_t
 
 _HEADER = re.compile(r"\[step=(\d+(?:,\d{3})*)/(\d+(?:,\d{3})*|\?+)(?:,epoch=(\d+))?[^\]]*\]")
 _KEY = re.compile(r"\s+([A-Za-z][^=]*/[^=]+)=(\S+)\s*\Z")
+_OTHER_LINE = re.compile(r"\S")
+"""Keys are indented."""
 _RANK = re.compile(r"\brank=(\d+)")
 """Of the rich style; the plain style's ``host:0`` is the rank within a node."""
 _NAMES = {
@@ -71,13 +73,7 @@ class OlmoFormat:
             yield from self._close(at_end=False)
             yield from self._open(line, header)
         elif self._block is not None and line.label == self._label:
-            text, certain = certain_text(line)
-            key = _KEY.match(text)
-            if key and certain:
-                _put(self._block, key[1], key[2])
-            elif key is None and certain:
-                yield from self._close(at_end=False)
-            self._certain = certain
+            yield from self._line_of_block(line)
 
     def end(self) -> Iterable[Event]:
         return self._close(at_end=True)
@@ -97,6 +93,20 @@ class OlmoFormat:
         self._block, self._block_line, self._label = fields, line.number, line.label
         self._certain = True
         self.wants_next = True
+
+    def _line_of_block(self, line: Line) -> Iterable[Event]:
+        """A key of the block; a line that is none ends it, even where the file cuts that line off."""
+        assert self._block is not None
+        text, certain = certain_text(line)
+        key = _KEY.match(text)
+        if key and certain:
+            _put(self._block, key[1], key[2])
+        elif key is None and (certain or _OTHER_LINE.match(line.text)):
+            yield from self._close(at_end=False)
+            if not line.whole:
+                yield FactEvent(line.number, "trait", {"name": "truncated_last_line"})
+            return
+        self._certain = certain
 
     def _is_earlier(self, printed: Value) -> bool:
         """True where the clock went back by more than clocks of nodes differ: another run was written into the file."""

@@ -71,6 +71,16 @@ def put_number(fields: dict[str, Value], name: str, text: str, shift: int = 0) -
         fields[f"{name}_is_nan"] = True
 
 
+def positive_number(text: str) -> int | float | None:
+    """The number; None for zero and negative ones, which are placeholders for "not measured" or "rounded away".
+
+    >>> positive_number("41.36"), positive_number("-1"), positive_number("nan")
+    (41.36, None, None)
+    """
+    value = number(text)
+    return value if value is not None and value > 0 else None
+
+
 def put_or_missing(fields: dict[str, Value], name: str, text: str, shift: int = 0) -> None:
     """Set ``fields[name]``; zero and negative numbers are placeholders for "not measured" or "rounded away" and become None."""
     value = number(text, shift)
@@ -101,9 +111,14 @@ def clock_seconds(text: str) -> int | float:
     return minutes * 60 + int(seconds) if seconds.isdigit() else round(minutes * 60 + float(seconds), 6)
 
 
+def find_timestamp(text: str) -> re.Match[str] | None:
+    """The first time stamp with year, month and day in this order."""
+    return _TIMESTAMP.search(text)
+
+
 def put_timestamp(fields: dict[str, Value], text: str) -> None:
     """Set ``timestamp`` where ``text`` holds one with year, month and day in this order."""
-    match = _TIMESTAMP.search(text)
+    match = find_timestamp(text)
     if match:
         fields["timestamp"] = match[0]
 

@@ -8,6 +8,7 @@ _LABEL = re.compile(
     r"""
       \[(?P<torchrun>[A-Za-z_]+\d+)\]:                                  # torchrun --tee, c10d: [default7]: [rank0]:
     | [ ]*(?P<srun>\d{1,6}):(?=\ |$)                                    # srun -l, right-aligned
+    | (?P<procid>slurm_procid\ \d+)\ ?:(?=\ )                            # metaseq's own launcher
     | \[(?P<mpirun>(?:[\w.@-]+@)?\d+,\d+)\]<(?:stdout|stderr|stddiag)>: # mpirun --tag-output
     | (?P<torchx>[\w.-]+/\d+)\ (?=\[[A-Za-z_]+\d+\]:)                   # torchx, NeMo-Run: role/replica
     | \[(?P<kubectl>pod/[\w./-]+)\]                                     # kubectl logs --prefix
@@ -18,6 +19,8 @@ _LABEL = re.compile(
 )
 """A label ends in a sign that data and time stamps lack: ``12: `` is a label, ``12:30:01`` and ``12.5: `` are not."""
 
+_WITH_BLANK = frozenset({"srun", "procid", "host", "kubectl", "ray"})
+"""Kinds whose blank before the text is the label's."""
 TRAIT_OF_KIND = {"torchrun": "torchrun_label", "srun": "srun_label"}
 """Kinds with a trait of their own; all have ``process_label``."""
 
@@ -36,6 +39,6 @@ def split_label(text: str) -> tuple[str, str, str]:
         label = match[kind]
         kinds = f"{kinds} {kind}" if kinds else kind
         text = text[match.end() :]
-        if kind == "srun" or kind == "host" or kind == "kubectl" or kind == "ray":
+        if kind in _WITH_BLANK:
             text = text.removeprefix(" ")
     return label, text, kinds

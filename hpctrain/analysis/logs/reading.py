@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from hpctrain.analysis.logs.events import Event, FactEvent, FactKind, Line, LogFormat, StepEvent
@@ -12,13 +12,26 @@ from hpctrain.analysis.logs.lines import LineScanner
 from hpctrain.analysis.logs.log_reading import LogReading
 from hpctrain.analysis.logs.megatron import MegatronFormat
 from hpctrain.analysis.logs.record_table import RecordTable
+from hpctrain.analysis.logs.scheduler import SchedulerFormat
 from hpctrain.analysis.logs.step_joiner import StepJoiner, put_checked_rate
 from hpctrain.errors import RecordError
 
 __all__ = ["LogReading", "read_log"]
 
 _TELLING_KINDS: frozenset[FactKind] = frozenset(
-    ("bar", "final", "comm_row", "profile", "microstep", "engine_step", "engine_speed", "validation", "watchdog", "end")
+    (
+        "bar",
+        "final",
+        "comm_row",
+        "profile",
+        "microstep",
+        "engine_step",
+        "engine_speed",
+        "overflow",
+        "validation",
+        "watchdog",
+        "end",
+    )
 )
 """Facts that make a file a training log even without a record; settings and topologies stand in any README."""
 _KEPT_APART: frozenset[FactKind] = frozenset(("engine_step", "engine_speed", "segment", "restart", "trait"))
@@ -66,6 +79,7 @@ class _Reader:
         self.settings: dict[str, object] = {}
         self.traits: set[str] = set()
         self.num_telling_of = [0] * len(self.formats)
+        self.num_plain_bars_of = [0] * len(self.formats)
         self.num_looked_at = [0] * len(self.formats)
         self.spellings_of: list[set[str]] = [set() for _ in self.formats]
         self.num_unreadable = 0
@@ -127,8 +141,9 @@ class _Reader:
 
     def _take_fact(self, place: int, event: FactEvent) -> None:
         kind, fields = event.kind, event.fields
-        if kind in _TELLING_KINDS and (kind != "bar" or fields.get("step")):
+        if kind in _TELLING_KINDS and _tells(kind, fields):
             self.num_telling_of[place] += 1
+            self.num_plain_bars_of[place] += kind == "bar" and "loss" not in fields
         if kind in ("engine_step", "engine_speed"):
             self.steps.add_engine(fields)
             self.engine.add_step(0 if kind == "engine_step" else 1, event.line_number, "", dict(fields))  # type: ignore[arg-type]
@@ -162,7 +177,7 @@ class _Reader:
     def result(self) -> LogReading:
         """The reading, once all lines are read."""
         records, place, engine_only = self.steps.records, self._main_format(), False
-        if not len(records) and len(self.engine.records) and not self.facts.get("bar"):
+        if not len(records) and len(self.engine.records) and not self._bars_with_loss():
             records, engine_only = self.engine.records, True
             records.fill("loss", None)
         main = self.formats[place]
@@ -200,12 +215,22 @@ class _Reader:
         places = range(len(self.formats))
         if steps:
             return max(places, key=lambda place: (steps.get(place, 0), -place))
-        best = max(places, key=lambda place: (self.num_telling_of[place], -place))
+        best = max(places, key=self._told_by)
         if not self.num_telling_of[best]:
             raise RecordError(
                 f"{self.path}: {self.scanner.num_lines} lines, none of a known system; known: {', '.join(KNOWN_SYSTEMS)}"
             )
         return best
+
+    def _told_by(self, place: int) -> tuple[bool, int, int, int]:
+        """How much a format tells of the trainer: any job ends, and anybody's loop draws a bar without a loss."""
+        told, plain_bars = self.num_telling_of[place], self.num_plain_bars_of[place]
+        trainer = told > 0 and not isinstance(self.formats[place], SchedulerFormat)
+        return trainer, told - plain_bars, told, -place
+
+    def _bars_with_loss(self) -> bool:
+        """Bars with a loss are the records of trainers that print nothing else."""
+        return "loss" in self.facts.get("bar", RecordTable()).names
 
     def _mostly_noise(self) -> bool:
         """True if most of the lines between the first and the last record say nothing to any format."""
@@ -218,3 +243,10 @@ class _Reader:
         names = [name for name in records.names if name not in ("segment", "attempt", "rank_label")]
         wording = type(main).__name__.removesuffix("Format").lower()
         return f"{wording}: {', '.join(names)}" if names else wording
+
+
+def _tells(kind: FactKind, fields: Mapping[str, object]) -> bool:
+    """Not an empty bar, nor a skipped step in the words of any loss scaler."""
+    if kind == "bar":
+        return bool(fields.get("step"))
+    return kind != "overflow" or fields.get("loss_scale_before") is not None

@@ -33,7 +33,7 @@ class RecordColumns:
         """One column."""
         if name not in self._names:
             return np.full(len(self), np.nan)
-        return np.array(self.reading.records.numbers(name), dtype=np.float64)
+        return self.reading.records.numbers(name)
 
     def has(self, name: str) -> bool:
         """At least one record has a usable number of this name."""
@@ -43,7 +43,7 @@ class RecordColumns:
         """Where a mark such as ``loss_is_nan`` stands."""
         if name not in self._names:
             return np.zeros(len(self), dtype=np.bool_)
-        return np.array([value is True for value in self.reading.records.column(name)], dtype=np.bool_)
+        return self.reading.records.true(name)
 
     @cached_property
     def _names(self) -> frozenset[str]:

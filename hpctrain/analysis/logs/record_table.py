@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import overload
+
+import numpy as np
+import numpy.typing as npt
 
 NUM_NEW_ROWS = 4096
 """So many rows at least stay dictionaries that can still be changed; as many are packed at once."""
@@ -25,7 +30,7 @@ class _Column:
         self.objects: list[object] = []
         self.places: dict[object, int] = {}
 
-    def extend(self, values: list[object]) -> None:
+    def extend(self, values: Sequence[object]) -> None:
         types = set(map(type, values))
         if types == {float} or (types == {int} and max(values) <= _MAX_EXACT_INT <= min(values) + 2 * _MAX_EXACT_INT):  # type: ignore[type-var,operator]
             self.kinds += bytes((_KIND_OF_TYPE[types.pop()],)) * len(values)
@@ -63,6 +68,35 @@ class _Column:
                 self.places.clear()
         return place
 
+    def fill(self, value: object) -> None:
+        """Put ``value`` into all empty cells."""
+        self._append(value)
+        kind, number = self.kinds.pop(), self.numbers.pop()
+        kinds = np.frombuffer(self.kinds, dtype=np.uint8)
+        absent = kinds == _ABSENT
+        kinds[absent] = kind
+        np.frombuffer(self.numbers, dtype=np.float64)[absent] = number
+
+    def as_floats(self) -> npt.NDArray[np.float64]:
+        """All cells as numbers; NaN for those that hold none."""
+        kinds = np.frombuffer(self.kinds, dtype=np.uint8)
+        floats = np.frombuffer(self.numbers, dtype=np.float64).copy()
+        floats[(kinds == _ABSENT) | (kinds == _NONE)] = np.nan
+        floats[kinds == _TRUE] = 1.0
+        for row in np.flatnonzero(kinds == _OBJECT).tolist() if self.objects else ():
+            floats[row] = _as_float(self.objects[int(self.numbers[row])])
+        return floats
+
+    def is_there(self) -> npt.NDArray[np.bool_]:
+        """Where cells are not empty."""
+        there: npt.NDArray[np.bool_] = np.frombuffer(self.kinds, dtype=np.uint8) != _ABSENT
+        return there
+
+    def is_true(self) -> npt.NDArray[np.bool_]:
+        """Where the cells hold True."""
+        true: npt.NDArray[np.bool_] = np.frombuffer(self.kinds, dtype=np.uint8) == _TRUE
+        return true
+
     def get(self, row: int) -> object:
         kind = self.kinds[row]
         if kind == _FLOAT:
@@ -73,12 +107,39 @@ class _Column:
             return self.objects[int(self.numbers[row])]
         return (_MISSING, None, False, True)[kind]
 
+    def cells(self, start: int, stop: int) -> Sequence[object]:
+        """The cells of some rows; those that are all floats or all integers, as most are, by one call."""
+        kinds = self.kinds[start:stop]
+        if kinds.count(_FLOAT) == len(kinds):
+            return self.numbers[start:stop].tolist()
+        if kinds.count(_INT) == len(kinds):
+            return list(map(int, self.numbers[start:stop]))
+        return [self.get(row) for row in range(start, start + len(kinds))]
+
+
+def _as_float(value: object) -> float:
+    """An integer too large for a float's digits is rounded, one too large for any float is no number."""
+    if not isinstance(value, int | float):
+        return float("nan")
+    try:
+        return float(value)
+    except OverflowError:
+        return float("nan")
+
 
 class _Missing:
     """Stands for a cell whose row has no such key."""
 
 
 _MISSING = _Missing()
+
+
+def _transposed(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -> Iterable[Sequence[object]]:
+    """The cells of each column; the usual case, rows that all have all names, takes a third of the time."""
+    try:
+        return zip(*map(itemgetter(*names), rows), strict=True) if len(names) > 1 else [[row[names[0]] for row in rows]]
+    except KeyError:
+        return ([row.get(name, _MISSING) for row in rows] for name in names)
 
 
 class RecordTable(Sequence[dict[str, object]]):
@@ -108,11 +169,11 @@ class RecordTable(Sequence[dict[str, object]]):
     def _pack(self) -> None:
         rows = self._new[:NUM_NEW_ROWS]
         self._new = self._new[NUM_NEW_ROWS:]
-        for name in dict.fromkeys(name for row in rows for name in row):
+        for name in dict.fromkeys(chain.from_iterable(rows)):
             if name not in self._columns:
                 self._columns[name] = _Column(self._num_packed)
-        for name, column in self._columns.items():
-            column.extend([row.get(name, _MISSING) for row in rows])
+        for column, values in zip(self._columns.values(), _transposed(rows, list(self._columns)), strict=True):
+            column.extend(values)
         self._num_packed += len(rows)
 
     def new_row(self, index: int) -> dict[str, object] | None:
@@ -121,13 +182,7 @@ class RecordTable(Sequence[dict[str, object]]):
 
     def fill(self, name: str, value: object) -> None:
         """Give ``value`` to all rows that lack ``name``; only for a table that is complete."""
-        column = self._columns.setdefault(name, _Column(self._num_packed))
-        filling = _Column(0)
-        filling.extend([value])
-        for row, kind in enumerate(column.kinds):
-            if kind == _ABSENT:
-                column.kinds[row] = filling.kinds[0]
-                column.numbers[row] = filling.numbers[0]
+        self._columns.setdefault(name, _Column(self._num_packed)).fill(value)
         for new in self._new:
             new.setdefault(name, value)
 
@@ -139,14 +194,30 @@ class RecordTable(Sequence[dict[str, object]]):
     def column(self, name: str) -> list[object]:
         """The values of one key, row by row; None where a row has none."""
         packed = self._columns.get(name)
-        old = [None] * self._num_packed if packed is None else [packed.get(row) for row in range(self._num_packed)]
+        old = [None] * self._num_packed if packed is None else packed.cells(0, self._num_packed)
         values = [None if value is _MISSING else value for value in old]
         return values + [row.get(name) for row in self._new]
 
-    def numbers(self, name: str) -> array[float]:
-        """The numbers of one key, row by row; NaN where a row has none."""
-        nan = float("nan")
-        return array("d", [float(v) if isinstance(v, int | float) else nan for v in self.column(name)])
+    def numbers(self, name: str) -> npt.NDArray[np.float64]:
+        """The numbers of one key, row by row; True counts as 1, NaN stands where a row has none."""
+        new = np.array([_as_float(row.get(name)) for row in self._new], dtype=np.float64)
+        packed = self._columns.get(name)
+        old = np.full(self._num_packed, np.nan) if packed is None else packed.as_floats()
+        return np.concatenate((old, new))
+
+    def has(self, name: str) -> npt.NDArray[np.bool_]:
+        """The rows that have the key, whatever its value."""
+        new = np.array([name in row for row in self._new], dtype=np.bool_)
+        packed = self._columns.get(name)
+        old = np.zeros(self._num_packed, dtype=np.bool_) if packed is None else packed.is_there()
+        return np.concatenate((old, new))
+
+    def true(self, name: str) -> npt.NDArray[np.bool_]:
+        """The rows in which the key is True."""
+        new = np.array([row.get(name) is True for row in self._new], dtype=np.bool_)
+        packed = self._columns.get(name)
+        old = np.zeros(self._num_packed, dtype=np.bool_) if packed is None else packed.is_true()
+        return np.concatenate((old, new))
 
     def __len__(self) -> int:
         return self._num_packed + len(self._new)
@@ -168,7 +239,12 @@ class RecordTable(Sequence[dict[str, object]]):
         return {name: value for name, value in values if value is not _MISSING}
 
     def __iter__(self) -> Iterator[dict[str, object]]:
-        return (self[index] for index in range(len(self)))
+        names = list(self._columns)
+        for start in range(0, self._num_packed, NUM_NEW_ROWS):
+            columns = [column.cells(start, start + NUM_NEW_ROWS) for column in self._columns.values()]
+            for values in zip(*columns, strict=True):
+                yield {name: value for name, value in zip(names, values, strict=True) if value is not _MISSING}
+        yield from map(dict, self._new)
 
 
 def table_of(rows: Sequence[Mapping[str, object]]) -> RecordTable:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 
 import numpy as np
+import numpy.typing as npt
 
 from hpctrain.analysis.logs.events import FactKind
 from hpctrain.analysis.logs.log_reading import LogReading
 from hpctrain.analysis.logs.record_columns import FloatArray, RecordColumns
 from hpctrain.analysis.logs.unit_checks import whole_quotient
+
+BoolArray = npt.NDArray[np.bool_]
 
 MIN_MISSING_RECORDS = 8
 """In a row, to be a gap. Fewer are lost where many processes write into one file."""
@@ -104,6 +107,18 @@ def epoch_repeats(columns: RecordColumns) -> bool:
 def same_run(columns: RecordColumns, earlier: int, later: int) -> bool:
     """Two segments continue one run: they did the same steps at the same count of samples or tokens, or go on from there."""
     first, second = columns.segment == earlier, columns.segment == later
+    if not _same_plan(columns, first, second):
+        return False
+    stamps = columns.time_stamp_s
+    one, other = stamps[first & np.isfinite(stamps)], stamps[second & np.isfinite(stamps)]
+    if len(one) and len(other) and other[0] < one[-1] - BACKWARDS_S:
+        return False
+    started_again = columns.iteration[second][:1] <= columns.log_interval
+    return not (len(started_again) and started_again[0] and not len(columns.reading.fact_rows("checkpoint_loaded")))
+
+
+def _same_plan(columns: RecordColumns, first: BoolArray, second: BoolArray) -> bool:
+    """Nothing says that two parts of the records belong to different runs: planned steps, samples and tokens a step."""
     for name in ("total_iterations", "consumed_samples", "consumed_tokens"):
         values = columns.numbers(name)
         if name != "total_iterations":
@@ -113,12 +128,7 @@ def same_run(columns: RecordColumns, earlier: int, later: int) -> bool:
         one, other = values[first & np.isfinite(values)], values[second & np.isfinite(values)]
         if len(one) and len(other) and abs(one[-1] / other[0] - 1) > 0.5:
             return False
-    stamps = columns.time_stamp_s
-    one, other = stamps[first & np.isfinite(stamps)], stamps[second & np.isfinite(stamps)]
-    if len(one) and len(other) and other[0] < one[-1] - BACKWARDS_S:
-        return False
-    started_again = columns.iteration[second][:1] <= columns.log_interval
-    return not (len(started_again) and started_again[0] and not len(columns.reading.fact_rows("checkpoint_loaded")))
+    return True
 
 
 def _starts(columns: RecordColumns) -> list[str]:
@@ -162,12 +172,29 @@ def _intervals(columns: RecordColumns) -> list[str]:
         return []
     jumps = columns.jumps()
     jumps = jumps[jumps > 0]
+    if _interval_grew(columns, jumps):
+        return ["log_interval_gt_1"]
+    if len(jumps) and columns.iteration[0] == jumps[0]:
+        jumps = np.concatenate((jumps[:1], jumps))  # From the start of the run to its first record.
     wide = int(np.argmax(jumps != jumps[0])) if len(jumps) and (jumps != jumps[0]).any() else len(jumps)
     if START_INTERVALS <= wide < len(jumps) and jumps[0] > 1 and np.median(jumps[wide:]) < jumps[0]:
         return ["log_interval_gt_1_at_start"]
     single = columns.reading.system in _SYSTEMS_OF_SINGLE_STEPS
     flags = ["log_interval_gt_1"] if columns.log_interval > 1 and not single else []
     return [*flags, "iteration_gaps"] if _has_gap(columns) else flags
+
+
+def _interval_grew(columns: RecordColumns, jumps: FloatArray) -> bool:
+    """The first steps of a run are printed one by one, later ones at an interval."""
+    if len(jumps) <= START_INTERVALS or len(list(columns.groups())) > 1 or columns.iteration[0] > 1:
+        return False
+    usual = jumps[-1]
+    singles = int(np.argmax(jumps > 1))
+    later = jumps[singles + 1 :]
+    # The jump to the first step of the interval is shorter than it.
+    return bool(
+        singles >= START_INTERVALS and usual > 1 and jumps[singles] <= usual and len(later) and (later == usual).all()
+    )
 
 
 def _has_gap(columns: RecordColumns) -> bool:
@@ -182,11 +209,18 @@ def _has_gap(columns: RecordColumns) -> bool:
 
 def _time_stamps(columns: RecordColumns) -> list[str]:
     flags = set()
-    for places in columns.groups():
-        known = places[np.isfinite(columns.time_stamp_s[places])]
-        seconds = np.diff(columns.time_stamp_s[known])
-        if (seconds < -BACKWARDS_S).any():
+    stamps = columns.time_stamp_s
+    stamped = np.flatnonzero(np.isfinite(stamps))
+    for place in stamped[1:][np.diff(stamps[stamped]) < -BACKWARDS_S]:
+        # The stamps of another run in the same file may be older.
+        before = stamped[np.searchsorted(stamped, place) - 1]
+        one, other = columns.group == columns.group[before], columns.group == columns.group[place]
+        if columns.group[before] == columns.group[place] or _same_plan(columns, one, other):
             flags.add("timestamps_not_monotonic")
+            break
+    for places in columns.groups():
+        known = places[np.isfinite(stamps[places])]
+        seconds = np.diff(stamps[known])
         steps = np.maximum(np.diff(columns.iteration[known]), 1)
         usable = np.isfinite(steps)
         if usable.sum() >= 2:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from hpctrain.analysis.logs.loss_conditions import MAX_PLACES, exceeding, first_places
@@ -26,7 +27,9 @@ TREND_MIN_RECORDS = 6
 TREND_RATIO = 1.1
 """Pace of the last third over that of the first."""
 TREND_RANK_CORRELATION = 0.85
-"""Spearman's, of pace with position. One drop in the middle of noise gives 0.75 at most (two levels, equally long)."""
+"""Spearman's, of pace with position. One drop in the middle gives up to 0.87 (two levels, equally long, without noise)."""
+ONE_DROP_SHARE = 0.6
+"""Of the whole rise: more of it between two neighbouring records is a drop, and no trend."""
 OUTLIER_RATIO = 2.0
 """A single record over the median: evaluation or saving inside the step; twice is beyond any jitter of a whole step."""
 OUTLIER_MIN_RECORDS = 4
@@ -36,6 +39,12 @@ UNSTEADY_MIN_RECORDS = 3
 FASTEST_GPU_TFLOPS = 2500.0
 """Dense bf16 of the fastest GPU sold. Source: NVIDIA GB300 NVL72 data sheet (2025), half of the figure with sparsity.
 For a log that does not name its GPU; otherwise its own peak counts, see ``peak_tflops``."""
+IMPLAUSIBLE_TFLOPS = 1000.0
+"""Above the dense bf16 peak of all GPUs before Blackwell and of TPUs before v7; such a rate must fit the log's others."""
+IMPLAUSIBLE_RATIO = 4.0
+"""Over the median of the log. A steady step is never so much slower than the hardware allows while one step is not: the clock
+stopped before the device did. Source: MaxText's first steps, which time the dispatch of the step (MaxText docs, «logs»)."""
+IMPLAUSIBLE_MIN_RECORDS = 3
 TWO_RATES_TOLERANCE = 0.05
 """Relative, between the trainer's and DeepSpeed's samples/s of one step; rounding and the timers' own cost are below it."""
 TOTAL_OVER_AVERAGE_TOLERANCE = 0.2
@@ -118,14 +127,25 @@ def _stays_slow(pace: FloatArray, ahead: FloatArray, place: int) -> bool:
 
 
 def _trend_down(columns: RecordColumns) -> bool:
-    for _, pace in _steady_parts(columns):
-        if len(pace) < TREND_MIN_RECORDS:
+    for places, pace in _steady_parts(columns):
+        if len(pace) < TREND_MIN_RECORDS or _is_one_drop(columns.iteration[places], pace, columns.log_interval):
             continue
         third = len(pace) // 3
         ranks = pd.Series(pace).rank().to_numpy()
         correlation = np.corrcoef(ranks, np.arange(len(pace)))[0, 1] if np.ptp(ranks) > 0 else 0.0
         rise = np.median(pace[-third:]) / np.median(pace[:third])
         if correlation >= TREND_RANK_CORRELATION and rise >= TREND_RATIO:
+            return True
+    return False
+
+
+def _is_one_drop(steps: FloatArray, pace: FloatArray, log_interval: int) -> bool:
+    """Most of the rise from the first third to the last lies between two records that follow each other without a gap."""
+    third, width = len(pace) // 3, len(pace) // TREND_MIN_RECORDS
+    rise = np.median(pace[-third:]) - np.median(pace[:third])
+    for place in np.flatnonzero(np.diff(steps) <= log_interval) + 1:
+        before, after = pace[max(0, place - width) : place], pace[place : place + width]
+        if rise > 0 and np.median(after) - np.median(before) >= ONE_DROP_SHARE * rise:
             return True
     return False
 
@@ -138,13 +158,14 @@ def _outlier(columns: RecordColumns) -> bool:
 
 
 def _unsteady(columns: RecordColumns) -> bool:
-    """No part has a plateau, or several starts have no record beyond their first."""
+    """No part has a plateau, outliers aside, or several starts have no record beyond their first."""
     if columns.from_bars:
         return False
     parts = [pace for _, pace in _steady_parts(columns)]
     if len(parts) > 1 and np.isfinite(columns.pace).any() and not any(len(pace) for pace in parts):
         return True
-    spreads = [_spread(pace) for pace in parts if len(pace) >= UNSTEADY_MIN_RECORDS]
+    usual = [pace[pace <= OUTLIER_RATIO * np.median(pace)] for pace in parts if len(pace)]
+    spreads = [_spread(pace) for pace in usual if len(pace) >= UNSTEADY_MIN_RECORDS]
     return len(spreads) > 0 and min(spreads) > UNSTEADY_SPREAD
 
 
@@ -165,11 +186,20 @@ def _rates(columns: RecordColumns) -> list[str]:
         if (np.abs(engine / trainer - 1) > TWO_RATES_TOLERANCE).any():
             flags.append("two_throughputs")
         tflops = np.fmax(columns.numbers("tflops_per_gpu"), columns.numbers("hardware_tflops_per_gpu"))
-        if (tflops > peak_tflops(columns.reading.settings)).any() or (columns.numbers("mfu_percent") > 100).any():
+        impossible = (tflops > peak_tflops(columns.reading.settings)) | _implausible(tflops)
+        if impossible.any() or (columns.numbers("mfu_percent") > 100).any():
             flags.append("tflops_above_peak")
     if _zero_tflops(columns):
         flags.append("tflops_zero_means_missing")
     return flags
+
+
+def _implausible(tflops: FloatArray) -> npt.NDArray[np.bool_]:
+    """Rates that no GPU named in the log forbids but the log's own others do."""
+    known = tflops[np.isfinite(tflops)]
+    usual = np.median(known) if len(known) >= IMPLAUSIBLE_MIN_RECORDS else np.inf
+    implausible: npt.NDArray[np.bool_] = (tflops > IMPLAUSIBLE_TFLOPS) & (tflops > IMPLAUSIBLE_RATIO * usual)
+    return implausible
 
 
 def peak_tflops(settings: Mapping[str, object]) -> float:

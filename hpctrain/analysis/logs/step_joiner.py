@@ -185,12 +185,17 @@ class StepJoiner:
             del self._recent[next(iter(self._recent))]
 
     def _merge(self, row: Row, recent: _Recent, format_place: int, label: str, fields: Mapping[str, Value]) -> None:
-        """Ranks are never added up: the first line of a wording stands. Of two wordings the richer one wins."""
+        """Ranks are never added up: the first line of a wording stands, and later ones tell only what it has no value for.
+
+        So the loss comes from the last stage of a pipeline, where the first one prints a placeholder. Of two wordings the richer
+        one wins.
+        """
         lines = recent.num_lines_of
         lines[format_place] = lines.get(format_place, 0) + 1
         recent.labels.add(label)
         self.copies_per_step = max(self.copies_per_step, lines[format_place])
         if lines[format_place] > 1:
+            _fill_missing(row, fields)
             return
         self.num_steps_of[format_place] = self.num_steps_of.get(format_place, 0) + 1
         self.formats_per_step = max(self.formats_per_step, len(lines))
@@ -252,6 +257,13 @@ def _key(fields: Mapping[str, Value]) -> object:
     return (epoch, iteration)
 
 
+def _fill_missing(row: Row, fields: Mapping[str, Value]) -> None:
+    """Set what the row has no value for; a NaN that stood in the log stays one."""
+    for name, value in fields.items():
+        if value is not None and name in row and row[name] is None and not row.get(f"{name}_is_nan"):
+            row[name] = value
+
+
 def _put_engine(row: Row, fields: Mapping[str, object]) -> None:
     for name, own_name in _ENGINE_NAMES.items():
         if fields.get(name) is not None:
@@ -262,8 +274,11 @@ def _is_same_step(row: Row, recent: _Recent, format_place: int, label: str, fiel
     """True if the line tells of the row's step again; False if the step was done again after a restart.
 
     Another wording, or another process within the same moment, is the same step. The same process, or lines without labels,
-    must agree in loss and progress, and in speed within ``SAME_SPEED_TOLERANCE``.
+    must agree in loss and progress, and in speed within ``SAME_SPEED_TOLERANCE``. Other planned steps are another run's.
     """
+    plans = row.get("total_iterations"), fields.get("total_iterations")
+    if None not in plans and plans[0] != plans[1]:
+        return False
     if fields.get("iteration") is None:
         # Epochs are rounded: only the same values in all, of a loss that is one, make a copy.
         return bool(fields.get("loss")) and all(row.get(name) == value for name, value in fields.items())

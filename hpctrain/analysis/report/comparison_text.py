@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 from hpctrain.analysis.comparison import STEP_TIME, Change, Comparison, Pair
+from hpctrain.analysis.name_lists import joined_names
 from hpctrain.analysis.report.run_columns import MISSING
 from hpctrain.analysis.report.text_table import aligned, printable
 from hpctrain.units import gib
@@ -92,16 +93,11 @@ def _pair_text(pair: Pair) -> str:
     return "\n".join(
         [
             pair.configuration,
-            f"base: {_names(pair.base_runs)}; now: {_names(pair.new_runs)}",
+            f"base: {joined_names(pair.base_runs, 2)}; now: {joined_names(pair.new_runs, 2)}",
             aligned([header, *map(change_cells, pair.changes)]),
             *(f"  {', '.join(metrics)}: {noise}" for noise, metrics in noises.items()),
         ]
     )
-
-
-def _names(runs: tuple[str, ...]) -> str:
-    more = f" and {len(runs) - 2} more" if len(runs) > 2 else ""
-    return f"{', '.join(runs[:2])}{more}"
 
 
 def _value(value: float | None, unit: str) -> str:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from hpctrain.analysis.report.html_tables import prediction_errors
+from hpctrain.analysis.run_row import rank_word
 from hpctrain.analysis.scaling import KIND_KEYS, scaling_efficiency
-from hpctrain.analysis.summary import rank_word
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def cards(runs: pd.DataFrame) -> Iterator[Card]:
         median = 100 * float(lost["lost_time_share"].median())
         note = f"median; most {100 * float(worst['lost_time_share']):.1f} %: {worst['run']}"
         yield Card("Time not in steps", f"{median:.1f}", "%", note)
-    errors = prediction_errors(valid)["time_error"].dropna().abs()
+    errors = valid["prediction_error"].dropna().abs()
     if len(errors):
         yield Card("Plan off by", f"{100 * float(errors.median()):.1f}", "%", f"step time, median of {len(errors)}")
     hours = runs["gpu_hours"].dropna()

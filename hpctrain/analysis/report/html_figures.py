@@ -19,8 +19,8 @@ from hpctrain.analysis.figures.run_plot import plot_loss_and_step_time
 from hpctrain.analysis.figures.telemetry_plots import plot_telemetry
 from hpctrain.analysis.frames import Frames, run_summaries
 from hpctrain.analysis.goodput import Goodput
+from hpctrain.analysis.run_row import RunSummary, rank_word
 from hpctrain.analysis.scaling import Scaling
-from hpctrain.analysis.summary import RunSummary, rank_word
 
 MAX_RATED_RUNS = 30
 """Rows of the throughput figure; more would be taller than a screen."""

@@ -35,7 +35,7 @@ from hpctrain.analysis.report.html_tables import (
     attempts_table,
     comparison_table,
     environment_table,
-    prediction_errors,
+    predicted_runs,
     prediction_table,
     problems_of,
     runs_table,
@@ -230,10 +230,10 @@ def _pictures_part(runs: pd.DataFrame, pictures: Sequence[RunPicture]) -> Part:
 
 
 def _plan_part(runs: pd.DataFrame, draw: bool) -> Part:
-    errors = prediction_errors(runs)
+    predicted = predicted_runs(runs)
     texts = []
-    for column, what in (("time_error", "step time"), ("memory_error", "memory of one rank")):
-        known = errors.loc[errors["valid"].astype(bool), column].dropna().abs()
+    for column, what in (("prediction_error", "step time"), ("memory_error", "memory of one rank")):
+        known = predicted.loc[predicted["valid"].astype(bool), column].dropna().abs()
         if len(known):
             texts.append(
                 f"Predicted {what}: off by {100 * float(known.median()):.1f} % in the median,"
@@ -241,7 +241,7 @@ def _plan_part(runs: pd.DataFrame, draw: bool) -> Part:
             )
         else:
             texts.append(f"Predicted {what}: no valid run with both a prediction and a measurement.")
-    tables = (prediction_table(runs),) if len(errors) else ()
+    tables = (prediction_table(runs),) if len(predicted) else ()
     return Part(
         "plan", "Plan against measurement", tuple(texts), tables, tuple(agreement_pictures(runs)) if draw else ()
     )

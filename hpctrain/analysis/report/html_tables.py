@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from hpctrain.analysis.comparison import Comparison
+from hpctrain.analysis.name_lists import joined_names
 from hpctrain.analysis.report.comparison_text import change_cells
 from hpctrain.analysis.report.environment import Environment, EnvironmentKey
 from hpctrain.analysis.report.run_columns import MISSING, RUN_COLUMNS, RunColumn, all_columns, cell_number, cell_text
@@ -148,14 +149,14 @@ def prediction_table(runs: pd.DataFrame) -> Table:
     """Runs for which the plan predicted what was measured: step time and memory, error = predicted / measured - 1."""
     seconds, size = RunColumn("", "", "number"), RunColumn("", "", "bytes")
     rows = []
-    for run in prediction_errors(runs).to_dict("records"):
+    for run in predicted_runs(runs).to_dict("records"):
         rows.append(
             Row(
                 (
                     Cell(str(run["run"])),
                     cell(run["predicted_step_time_s"], seconds),
                     cell(run["step_time_s"], seconds),
-                    _error(run["time_error"]),
+                    _error(run["prediction_error"]),
                     cell(run["predicted_memory_bytes"], size),
                     cell(run["peak_memory_bytes"], size),
                     _error(run["memory_error"]),
@@ -171,12 +172,9 @@ def prediction_table(runs: pd.DataFrame) -> Table:
     return Table("plan-table", "error = predicted / measured - 1", headers, tuple(rows))
 
 
-def prediction_errors(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs with a predicted and a measured value of time or memory, with ``time_error`` and ``memory_error``."""
-    time_error = runs["predicted_step_time_s"] / runs["step_time_s"] - 1
-    memory_error = runs["predicted_memory_bytes"] / runs["peak_memory_bytes"] - 1
-    table = runs.assign(time_error=time_error, memory_error=memory_error)
-    return table[time_error.notna() | memory_error.notna()]
+def predicted_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs with a predicted and a measured value of step time or memory."""
+    return runs[runs["prediction_error"].notna() | runs["memory_error"].notna()]
 
 
 def _error(value: Any) -> Cell:
@@ -234,18 +232,19 @@ def environment_table(keys: Sequence[EnvironmentKey], num_runs: int, differing: 
     if differing:
         headers += [Header("Runs", True), Header("Which")]
     rows = [
-        Row((Cell(key.key), Cell(value), *((Cell(str(len(runs)), len(runs)), Cell(_names(runs))) if differing else ())))
+        Row(
+            (
+                Cell(key.key),
+                Cell(value),
+                *((Cell(str(len(runs)), len(runs)), Cell(joined_names(runs, MAX_NAMES))) if differing else ()),
+            )
+        )
         for key in keys
         if key.differs == differing
         for value, runs in key.groups
     ]
     name, caption = ("differences", "differs") if differing else ("equal", "is equal")
     return Table(f"environment-{name}", f"What {caption} in {num_runs} run(s)", tuple(headers), tuple(rows))
-
-
-def _names(runs: Sequence[str]) -> str:
-    more = f" and {len(runs) - MAX_NAMES} more" if len(runs) > MAX_NAMES else ""
-    return f"{', '.join(runs[:MAX_NAMES])}{more}"
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -264,7 +263,7 @@ def comparison_table(comparison: Comparison) -> Table:
     numeric = {"Base", "Now", "Change"}
     return Table(
         "comparison-table",
-        "95 % interval of the ratio of medians",
+        "95 % interval of Now / Base: of the medians of one run a side, of the geometric means of three runs or more",
         tuple(Header(text, text in numeric) for text in headers),
         tuple(rows),
     )

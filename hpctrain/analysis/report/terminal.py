@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from hpctrain.analysis.figures.figure_bytes import figure_bytes
 from hpctrain.analysis.figures.run_plot import plot_run
 from hpctrain.analysis.frames import Frames, read_run
-from hpctrain.analysis.report.report_file import replace_file
 from hpctrain.analysis.report.runs_text import runs_table
 from hpctrain.analysis.report.text_table import aligned, printable, wrapped
+from hpctrain.analysis.run_row import FLOP_CONVENTIONS, RunSummary, rank_word
 from hpctrain.analysis.scaling import KIND_KEYS, Scaling, scaling_efficiency
-from hpctrain.analysis.summary import FLOP_CONVENTIONS, RunSummary, rank_word, summarise
+from hpctrain.analysis.summary import summarise
+from hpctrain.record.files import replace_file
 from hpctrain.record.paths import RunPaths
 from hpctrain.units import gib
 
@@ -129,7 +130,7 @@ def _step_time(summary: RunSummary) -> str:
         predicted = f"; the plan predicted {summary.predicted_step_time_s:.4g} s{error}"
     if summary.step_time_s is None:
         return f"not measured: no steady step{predicted}"
-    interval = "95 % interval needs 6 steady steps"
+    interval = "too few steady steps for a 95 % interval"
     if summary.step_time_low_s is not None:
         interval = f"95 % interval {summary.step_time_low_s:.4g} to {summary.step_time_high_s:.4g} s"
     return f"{summary.step_time_s:.4g} s ({interval}; {summary.num_steady_steps} steady step(s)){predicted}"

@@ -15,10 +15,10 @@ from hpctrain.analysis.frames import Frames
 from hpctrain.analysis.published import load_published
 from hpctrain.analysis.report.environment import Environment, read_environment
 from hpctrain.analysis.report.html_report import MAX_PICTURES, PublishedResults, render_html
-from hpctrain.analysis.report.report_file import replace_file
 from hpctrain.analysis.report.table_files import csv_bytes, latex_text, markdown_text, parquet_bytes
 from hpctrain.analysis.run_row import OWN_SOURCE
 from hpctrain.errors import ConfigError, Problem, RecordError
+from hpctrain.record.files import replace_file
 
 _TABLES: dict[str, Callable[[pd.DataFrame], bytes]] = {
     ".csv": csv_bytes,

@@ -68,3 +68,10 @@ def test_rank_from_the_banner(tmp_path: Path) -> None:
 )
 def test_other_lines_are_no_records(text: str, tmp_path: Path) -> None:
     assert events_of_text(ComposerFormat(), text, tmp_path) == []
+
+
+def test_a_cut_header_ends_the_block_before_it(tmp_path: Path) -> None:
+    events = events_of_text(ComposerFormat(), "[batch=7/9]:\n" + LOSS + "[batch=8/", tmp_path)
+    assert [record["iteration"] for record in steps(events)] == [7]
+    assert facts(events, "trait") == [{"name": "truncated_last_line"}]
+    assert incomplete(events) == []

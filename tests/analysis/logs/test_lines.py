@@ -186,6 +186,7 @@ def test_bars_that_the_next_one_overwrites_are_left_out(tmp_path: Path) -> None:
         ("12: [default7]:x", "default7", "x"),
         ("[1,0]<stdout>:x", "1,0", "x"),
         ("[prterun-a-1@1,7]<stderr>: x", "prterun-a-1@1,7", " x"),
+        ("slurm_procid 0 : x", "slurm_procid 0", "x"),
         ("node-3: x", "node-3", "x"),
         ("10.0.0.12: x", "10.0.0.12", "x"),
         ("i.train/0 [default0]:x", "default0", "x"),

@@ -21,6 +21,10 @@ HEALTHY = [3.0, 3.01, 2.99, 3.0, 3.02, 2.98, 3.0, 3.01]
         pytest.param([2.0, 4.0, 1.5, 3.8, 2.2, 4.6, 1.9, 5.5, 2.4], set(), id="noise-is-no-spike"),
         pytest.param([*HEALTHY, 4.6, 5.5, 6.0, 6.6, 7.1], {"divergence"}, id="divergence-is-no-spike"),
         pytest.param([3.0, 3.1, 4.4, 6.0, 7.5], {"divergence"}, id="five-records-diverge"),
+        pytest.param([6.0, 6.2, 6.9, 8.1, 9.3], {"divergence"}, id="slowly"),
+        pytest.param([6.0, 6.1, 6.0, 6.1, 9.3], {"loss_spike_at_1005"}, id="one-bad-record-is-a-spike"),
+        pytest.param([4.0, 7.0, 4.4], {"loss_spike_at_1002"}, id="peak-of-three"),
+        pytest.param([4.0, 5.6, 4.4], set(), id="27-percent-is-no-peak"),
         pytest.param(
             [*HEALTHY, 6.0, *HEALTHY, *HEALTHY, *HEALTHY, 4.6, 5.5, 6.0, 6.6, 7.1],
             {"loss_spike_at_1009", "divergence"},
@@ -51,6 +55,9 @@ def test_two_far_spikes_are_two_and_near_ones_are_one() -> None:
             series(loss=[None, None], grad_norm=[None, None], grad_norm_is_nan=[True, True]),
             {"loss_missing_everywhere", "nan_grad_norm"},
             id="nan-gradients",
+        ),
+        pytest.param(
+            series(loss=[None, None], skipped_iterations=[0, 0]), {"loss_missing_everywhere"}, id="steps-without-loss"
         ),
         pytest.param(
             series(loss=[None, None], skipped_iterations=[1, 1]),
@@ -87,3 +94,13 @@ def test_a_cut_record_whose_loss_had_its_place_is_missing_it() -> None:
     records = series(loss=[3.0, 3.0])
     assert flags_of(records, incomplete=[{"iteration": 1003, "loss": None}]) == {"loss_missing_at_1003"}
     assert flags_of(records, incomplete=[{"iteration": 1003}]) == set()
+
+
+def test_a_loss_in_the_cut_record_says_that_not_all_is_lost() -> None:
+    records = series(loss=[None], skipped_iterations=[1])
+    assert flags_of(records, incomplete=[{"iteration": 1002, "loss": 9.5}]) == {"loss_missing_at_1001"}
+
+
+def test_a_placeholder_in_all_records_is_a_loss_that_the_log_lacks() -> None:
+    records = series(loss=[None, None])
+    assert flags_of(records, system="torchtitan") == {"loss_missing_everywhere", "no_loss_in_log"}

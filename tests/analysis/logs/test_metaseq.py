@@ -68,3 +68,26 @@ def test_numbers_in_quotes_are_told_once(tmp_path: Path) -> None:
     assert len(steps(events)) == 2
     bare = '{"epoch": 1, "loss": 4.0, "wps": 100, "num_updates": 1}\n'
     assert facts(events_of_text(MetaseqFormat(), bare, tmp_path), "trait") == []
+
+
+HEAD = '2024-03-05 10:20:30 | INFO | train_inner | {"epoch": 1, "loss": "9.500", "ppl": "724.08", "wps": "51000", '
+
+
+@pytest.mark.parametrize("cut", ['"wpb": "1.0', '"num_upd', '"bsz": "51'], ids=["number", "key", "batch"])
+def test_a_line_cut_before_the_number_of_its_update(cut: str, tmp_path: Path) -> None:
+    for end in ("", "\n"):
+        events = events_of_text(MetaseqFormat(), HEAD + cut + end, tmp_path)
+        (fields,) = incomplete(events)
+        assert (fields["loss"], fields["tokens_per_s"], fields["timestamp"]) == (9.5, 51000, "2024-03-05 10:20:30")
+        assert "iteration" not in fields
+        assert steps(events) == []
+
+
+def test_the_rest_of_a_line_is_a_fragment(tmp_path: Path) -> None:
+    rest = 'ss": "9.400", "wps": "50100", "num_updates": "7", "lr": "3e-05"}\n'
+    whole = HEAD + '"num_updates": "6"}\n'
+    traits = [facts(events_of_text(MetaseqFormat(), text, tmp_path), "trait") for text in (rest, whole + rest)]
+    assert traits == [
+        [{"name": "truncated_first_line"}],
+        [{"name": "numbers_as_strings"}, {"name": "orphan_fragment"}],
+    ]

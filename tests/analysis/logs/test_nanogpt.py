@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.analysis.logs.nanogpt import NanogptFormat
-from tests.analysis.logs.format_driver import assert_sample, events_of_text, facts, samples
+from tests.analysis.logs.format_driver import assert_sample, events_of_text, facts, samples, steps
 
 
 @pytest.mark.parametrize("json_path", samples("nanogpt_*"))
@@ -53,3 +53,20 @@ def test_seconds_of_newer_modded_lines(tmp_path: Path) -> None:
     records = [dict(event.fields) for event in events_of_text(NanogptFormat(), text, tmp_path)]
     assert [record.get("time_per_iteration_s") for record in records] == [None, 0.2]
     assert records[1]["time_per_iteration_running_avg_s"] == 0.15833
+
+
+def test_lines_of_llama2_c(tmp_path: Path) -> None:
+    text = (
+        "210 | loss 4.7543 | lr 4.200000e-04 | 512.78ms | mfu 18.21%\n220 | loss nan | lr 4.4e-04 | 510.00ms\n230 | lo"
+    )
+    events = events_of_text(NanogptFormat(), text, tmp_path)
+    first = {
+        "iteration": 210,
+        "loss": 4.7543,
+        "learning_rate": 4.2e-4,
+        "time_per_iteration_s": 0.51278,
+        "mfu_percent": 18.21,
+    }
+    assert steps(events)[0] == first
+    assert (steps(events)[1]["loss"], steps(events)[1]["loss_is_nan"]) == (None, True)
+    assert len(steps(events)) == 2

@@ -60,3 +60,11 @@ def test_unknown_number_of_steps(tmp_path: Path) -> None:
     text = "[step=8/???,epoch=2,eta=1d]\n    train/CE loss=2.5\n    throughput/device/TPS=1.5K\n"
     (record,) = steps(events_of_text(OlmoFormat(), text, tmp_path))
     assert record == {"iteration": 8, "epoch": 2, "loss": 2.5, "tokens_per_s_per_gpu": 1500}
+
+
+def test_a_cut_header_ends_the_block_before_it(tmp_path: Path) -> None:
+    text = "[step=8/9]\n    train/CrossEntropyLoss=2.5\n2024-08-06 10:01:24.324 host-1"
+    events = events_of_text(OlmoFormat(), text, tmp_path)
+    assert [(record["iteration"], record["loss"]) for record in steps(events)] == [(8, 2.5)]
+    assert facts(events, "trait") == [{"name": "truncated_last_line"}]
+    assert incomplete(events) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from hpctrain.analysis.logs import record_table
 from hpctrain.analysis.logs.events import Event, Line, StepEvent
-from hpctrain.analysis.logs.log_json import log_document
+from hpctrain.analysis.logs.log_json import log_json
 from hpctrain.analysis.logs.reading import LogReading, read_log
 from hpctrain.analysis.logs.record_table import RecordTable
 from hpctrain.analysis.logs.step_joiner import NUM_RECENT_STEPS
@@ -118,7 +119,7 @@ def test_a_rank_that_lags_behind_is_no_restart(file: Path) -> None:
 def test_a_restart_without_a_word_is_told_by_the_time_of_its_first_step(file: Path) -> None:
     reading = read(file, step(1), step(2), step(3), step(2, 5000.0), step(3), step(4))
     assert places(reading, "iteration", "attempt") == [(1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (4, 1)]
-    assert log_document(reading)["effective_records_last_attempt_wins"] == [[1, 0], [2, 1], [3, 1], [4, 1]]
+    assert json.loads(log_json(reading))["effective_records_last_attempt_wins"] == [[1, 0], [2, 1], [3, 1], [4, 1]]
 
 
 def test_a_line_that_was_written_twice_is_one_step(file: Path) -> None:

@@ -49,10 +49,26 @@ def test_starts(records: list[dict[str, Any]], flags: set[str]) -> None:
         ([1, 46, 47, 48], set()),
         ([10, 20, 30], {"log_interval_gt_1"}),
         ([10, 20, 30, 31, 32, 33, 34], {"log_interval_gt_1_at_start"}),
+        ([10, 20, 21, 22, 23], {"log_interval_gt_1_at_start"}),
+        ([30, 40, 41, 42, 43], {"iteration_gaps"}),
+        ([1, 2, 3, 10, 20, 30], {"log_interval_gt_1"}),
+        ([1, 2, 3, 40, 41, 42], {"iteration_gaps"}),
         ([2, 50, 51], {"iteration_gaps"}),
         ([100], set()),
     ],
-    ids=["nine-on", "eight-on", "after-step-1", "interval", "interval-at-start", "gap", "one"],
+    ids=[
+        "nine-on",
+        "eight-on",
+        "after-step-1",
+        "interval",
+        "interval-at-start",
+        "first-record-tells-it",
+        "one-is-no-interval",
+        "singles-first",
+        "singles-and-a-gap",
+        "gap",
+        "one",
+    ],
 )
 def test_intervals_and_gaps(steps: list[int], flags: set[str]) -> None:
     assert flags_of(attempts((0, 0, steps))) == flags
@@ -79,6 +95,27 @@ def test_nanogpt_prints_the_time_of_one_step_in_ten() -> None:
 )
 def test_time_stamps(stamps: list[str], flags: set[str]) -> None:
     assert flags_of(series(loss=[3.0] * 4, timestamp=[DAY + stamp for stamp in stamps])) == flags
+
+
+def parts(plans: tuple[int, int], stamps: tuple[str, str], steps: tuple[int, int] = (700, 100)) -> list[dict[str, Any]]:
+    """A record in each of two segments."""
+    return [
+        {"segment": place, "iteration": step, "total_iterations": plan, "loss": 3.0, "timestamp": DAY + stamp}
+        for place, (plan, stamp, step) in enumerate(zip(plans, stamps, steps, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("records", "flags"),
+    [
+        (parts((1000, 1000), ("09:00", "08:00")), {"two_runs_in_file", "timestamps_not_monotonic"}),
+        (parts((1000, 9000), ("09:00", "08:00")), {"two_runs_in_file"}),
+        (parts((1000, 9000), ("08:00", "09:00")), {"two_runs_in_file"}),
+    ],
+    ids=["an-older-part-of-the-same-plan", "another-run-is-older", "another-run-is-newer"],
+)
+def test_time_stamps_of_two_parts_of_a_file(records: list[dict[str, Any]], flags: set[str]) -> None:
+    assert flags_of(records) == flags
 
 
 @pytest.mark.parametrize(

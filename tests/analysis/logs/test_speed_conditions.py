@@ -17,10 +17,14 @@ from tests.analysis.logs.make_readings import flags_of, series
         pytest.param(1001, [3.0, 3.01, 3.0, 3.12, 3.0], set(), id="one-slow-record-is-no-drop"),
         pytest.param(1001, [3.0, 3.01, 3.0, 3.07, 3.08], set(), id="two-percent-is-no-drop"),
         pytest.param(1001, [3.0, 3.1, 3.2, 3.3, 3.4, 3.5, 3.6], {"throughput_trend_down"}, id="trend"),
+        pytest.param(
+            1001, [3.0, 3.0, 3.0, 3.0, 3.6, 3.6, 3.6, 3.6], {"throughput_drop_at_1005"}, id="one-drop-is-no-trend"
+        ),
         pytest.param(1001, [3.0, 3.02, 3.04, 3.06, 3.08, 3.1, 3.12], set(), id="four-percent-is-no-trend"),
         pytest.param(1001, [3.0, 3.0, 6.1, 3.0, 3.0], {"slow_outlier"}, id="outlier"),
         pytest.param(1001, [3.0, 3.0, 5.9, 3.0, 3.0], set(), id="less-than-twice-is-none"),
         pytest.param(1001, [3.0, 5.0, 2.0, 4.5, 2.2, 5.1], {"no_steady_state"}, id="no-plateau"),
+        pytest.param(1001, [3.0, 90.0, 3.1, 3.0, 3.1, 90.0], {"slow_outlier"}, id="outliers-beside-a-plateau"),
         pytest.param(
             1, [22.0, 12.0, 8.0, 5.0], {"warmup_outlier_first_record", "no_steady_state"}, id="still-warming-up"
         ),
@@ -74,6 +78,20 @@ def test_a_skipped_first_record_is_no_warm_up() -> None:
 )
 def test_rates(fields: dict[str, float], flags: set[str]) -> None:
     assert flags_of([{"iteration": 1001, "loss": 3.0, **fields}]) == flags
+
+
+@pytest.mark.parametrize(
+    ("rates", "flags"),
+    [
+        ([20.0, 1400.0, 140.0, 141.0], {"tflops_above_peak"}),
+        ([20.0, 990.0, 140.0, 141.0], set()),
+        ([900.0, 1400.0, 1390.0, 1410.0], set()),
+        ([140.0, 1400.0], set()),
+    ],
+    ids=["ten-times-the-others", "an-h100-could", "blackwell", "too-few-to-compare"],
+)
+def test_a_rate_that_the_logs_others_forbid(rates: list[float], flags: set[str]) -> None:
+    assert flags_of(series(loss=[3.0] * len(rates), tflops_per_gpu=rates)) == flags
 
 
 @pytest.mark.parametrize(

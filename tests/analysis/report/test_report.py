@@ -52,7 +52,7 @@ def test_summary_says_why_there_is_no_mfu(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", toy_config(nodes=1, hardware=CPU_NODE), [Attempt([1.0] * 4)])
     table = dict(summary_table(summarise(read_run(run))))
     assert table["MFU, HFU"] == "none: hardware=test_cpu states no peak for fp32"
-    assert table["median step time"] == "1 s (95 % interval needs 6 steady steps; 2 steady step(s))"
+    assert table["median step time"] == "1 s (too few steady steps for a 95 % interval; 2 steady step(s))"
     assert table["peak memory"] == "1.00 GiB (resident size of rank 0's process); the plan predicted " + predicted(run)
     assert table["throughput"] == "256 tokens/s, 128 per rank"
 

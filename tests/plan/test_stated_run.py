@@ -1,0 +1,274 @@
+"""Rows that leave things out: what is derived, what is chosen, what is refused; and whose software it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.errors import ConfigError
+from hpctrain.plan.memory_choice import choose_memory
+from hpctrain.plan.stated_run import derive, row_shape, stated_run
+from hpctrain.plan.step_parts import step_parts
+from hpctrain.plan.trainer import find_trainer
+
+Row = dict[str, str | float | None]
+ROW: Row = {
+    "source": "somebody",
+    "model": "Llama-3-8B",
+    "params_b": 8.03,
+    "layers": 32,
+    "hidden": 4096,
+    "heads": 32,
+    "kv_heads": 8,
+    "ffn_hidden": 14336,
+    "vocab": 128256,
+    "seq_len": 8192,
+    "gpu": "H100-SXM-80GB",
+    "num_gpus": 64,
+    "tp": 2,
+    "pp": 1,
+    "zero_stage": 3,
+    "activation_ckpt": "full",
+    "offload_optimizer": "none",
+    "offload_param": "none",
+    "micro_batch_per_gpu": 1,
+    "global_batch": 128,
+    "precision": "bf16",
+}
+
+
+def without(*names: str) -> Row:
+    return {name: None if name in names else value for name, value in ROW.items()}
+
+
+def test_what_is_derived_is_no_choice() -> None:
+    run = stated_run(ROW)
+    # 64 GPUs over two tensor ranks; 128 sequences over 32 replicas of one.
+    assert (run.setup.data_degree, run.setup.num_micro_steps) == (32, 4)
+    assert run.assumptions == ("network 3200 Gb/s a node",)
+    shape = run.setup.shape
+    assert (shape.head_dim, shape.architecture, shape.tie_embeddings) == (128, "llama", False)
+
+
+@pytest.mark.parametrize(
+    ("missing", "chosen", "values"),
+    [
+        (("seq_len",), "sequence 2048", {"seq_len": 2048}),
+        (("global_batch",), "no accumulation", {"global_batch": 32}),
+        (("num_gpus",), "2 GPUs from the degrees", {"num_gpus": 2}),
+        # 8.03e9 = 12·h²·h/128 and h in steps of 128: 4,352 (the root is 4,407); 28 blocks of 4·h² + 3·h·14336 and a table.
+        (("layers", "hidden"), "layers 28 and hidden 4352 from params_b", {"hidden": 4352, "layers": 28}),
+        # Blocks of 4·4096² + 3·4096·14336 = 243e6 beside a table of 525e6.
+        (("layers",), "layers 31 from params_b", {"layers": 31}),
+    ],
+    ids=["sequence", "global-batch", "gpus", "shape", "layers"],
+)
+def test_what_is_chosen_is_told(missing: tuple[str, ...], chosen: str, values: dict[str, int]) -> None:
+    full, told = derive(without(*missing))
+    assert told == (chosen,)
+    assert {name: full[name] for name in values} == values
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (without("layers", "params_b"), "does not state layers"),
+        (without("num_gpus", "tp", "pp", "dp"), "does not state num_gpus"),
+        (ROW | {"dp": 16}, r"tp x pp x sp x dp = 2 x 1 x 1 x 16 is not num_gpus=64"),
+        (ROW | {"tp": 3}, r"tp x pp x sp x dp = 3 x 1 x 1 x 21 is not num_gpus=64"),
+        (ROW | {"pp": 32, "tp": 1, "layers": 16}, "pp=32 is more than layers=16"),
+        (ROW | {"global_batch": 16}, "global_batch=16 is less than micro_batch_per_gpu x dp = 1 x 32"),
+        (ROW | {"notes": "QLoRA on one GPU"}, "trains adapters; the planner knows runs that train all parameters"),
+        (ROW | {"gpu": "H9000"}, "gpu=H9000: is not in the device table"),
+    ],
+    ids=["shape", "gpus", "degrees", "tensor", "pipeline", "batch", "adapters", "gpu"],
+)
+def test_what_cannot_be_planned(row: Row, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        stated_run(row)
+
+
+def test_a_gate_that_the_name_does_not_tell() -> None:
+    # 32 blocks of 2·(4096² + 4096·1024) + 3·4096·14336, two tables of 128,256: 8.03e9.
+    shape, _ = row_shape(ROW | {"model": "house model"})
+    assert (shape.architecture, shape.tie_embeddings) == ("llama", False)
+    assert shape.num_parameters == pytest.approx(8.03e9, rel=1e-3)
+    plain, _ = row_shape({"model": "GPT", "layers": 32, "hidden": 4096, "ffn_hidden": 16384, "params_b": 6.65})
+    assert plain.architecture == "gpt"
+
+
+def test_without_a_gpu_there_is_memory_and_nothing_else() -> None:
+    row = without("gpu")
+    run = stated_run(row)
+    assert (run.machine, run.device, run.capacity_bytes) == (None, None, None)
+    choice = choose_memory(run, row)
+    assert choice.fits is None
+    assert choice.peak_bytes == choose_memory(stated_run(ROW), ROW).peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("source", "notes", "precision", "stage", "offload", "expected"),
+    [
+        ("pytorch/torchtitan", "", "bf16", 3, False, ("fsdp", "fsdp", "mixed", "reserved")),
+        (
+            "pytorch/torchtitan",
+            "torch.compile",
+            "bf16",
+            3,
+            False,
+            ("fsdp_compiled", "fsdp_compiled", "mixed", "reserved"),
+        ),
+        ("somebody", "FSDP full shard", "bf16-true", 3, False, ("fsdp", "fsdp", "pure", "reserved")),
+        ("somebody", "", "bf16", 3, False, ("deepspeed", "deepspeed", "mixed", "reserved")),
+        ("somebody", "", "bf16", 2, False, ("megatron", "deepspeed", "mixed", "reserved")),
+        ("somebody", "", "bf16", 1, True, ("megatron", "deepspeed", "mixed", "reserved")),
+        ("somebody", "max allocated", "fp32", 1, False, ("megatron", "megatron", "fp32", "allocated")),
+        (
+            "BigScience (BLOOM tuning)",
+            "",
+            "fp16",
+            1,
+            False,
+            (*["megatron_deepspeed_2022"], "megatron_deepspeed", "mixed", "device"),
+        ),
+        ("somebody", "read by nvidia-smi", "bf16/PURE", 0, False, ("megatron", "megatron", "mixed", "device")),
+    ],
+)
+def test_whose_software_it_is(
+    source: str, notes: str, precision: str, stage: int, offload: bool, expected: tuple[str, ...]
+) -> None:
+    trainer = find_trainer(source, notes, precision, stage, offload)
+    assert (trainer.software.name, trainer.habits.name, trainer.states, trainer.reading) == expected
+
+
+def test_bf16_of_megatron_deepspeed_accumulates_in_fp32() -> None:
+    fp16, bf16 = (find_trainer("BigScience", "", precision, 1).habits for precision in ("fp16", "bf16"))
+    assert (fp16.gradient_bytes, fp16.step_bytes) == (2, 6)
+    assert (bf16.gradient_bytes, bf16.step_bytes) == (4, 4)
+
+
+def test_a_fused_loss_is_smaller() -> None:
+    assert find_trainer("mosaicml/llm-foundry", "", "bf16", 3).habits.loss_bytes == 4
+    assert find_trainer("somebody", "FSDP with liger kernels", "bf16", 3).habits.loss_bytes == 4
+    assert find_trainer("somebody", "FSDP", "bf16", 3).habits.loss_bytes == 12
+
+
+LARGE: Row = ROW | {
+    "model": "Llama-3-70B",
+    "params_b": 70.6,
+    "layers": 80,
+    "hidden": 8192,
+    "heads": 64,
+    "ffn_hidden": 28672,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "chosen"),
+    [
+        ({}, ()),
+        ({"activation_ckpt": None}, ("selective recomputation",)),
+        ({"activation_ckpt": None, "cp_sp": 1, "micro_batch_per_gpu": 2}, ("full recomputation",)),
+        ({"zero_stage": None, "tp": 8}, ("states sharded in stage 1",)),
+        ({"zero_stage": None, "tp": 1}, ("states sharded in stage 3",)),
+        ({"offload_optimizer": None, "num_gpus": 8}, ("optimizer on the host",)),
+        (
+            {"offload_optimizer": None, "offload_param": None, "num_gpus": 8, "micro_batch_per_gpu": 4},
+            ("optimizer on the host", "block inputs on the host"),
+        ),
+    ],
+)
+def test_the_least_change_that_fits(changes: Row, chosen: tuple[str, ...]) -> None:
+    row = LARGE | {"global_batch": None} | changes
+    choice = choose_memory(stated_run(row), row)
+    assert (choice.chosen, choice.fits) == (chosen, True)
+
+
+def test_the_fastest_micro_batch_that_fits() -> None:
+    """Of all micro batches tried one by one. Megatron-LM (arXiv 2104.04473, table 1) ran this model with 8."""
+    row: Row = {
+        "source": "Megatron-LM SC21",
+        "model": "GPT 18.4B",
+        "layers": 40,
+        "hidden": 6144,
+        "heads": 48,
+        "vocab": 51200,
+        "seq_len": 2048,
+        "gpu": "A100-SXM-80GB",
+        "num_gpus": 256,
+        "tp": 8,
+        "pp": 1,
+        "zero_stage": 0,
+        "activation_ckpt": "full",
+        "global_batch": 1024,
+        "precision": "fp16",
+    }
+    choice = choose_memory(stated_run(row), row)
+    times_s = {}
+    for size in (1, 2, 4, 8, 16, 32):
+        run = stated_run(row | {"micro_batch_per_gpu": size})
+        if choose_memory(run, row | {"micro_batch_per_gpu": size}).fits and run.machine is not None:
+            times_s[size] = sum(step_parts(run.setup, run.machine, run.trainer.software).values())
+    assert set(times_s) == {1, 2, 4, 8, 16}
+    fastest = min(times_s, key=lambda size: times_s[size])
+    assert choice.setup.micro_batch_size == fastest >= 8
+    assert choice.setup.num_micro_steps == 32 // fastest
+    assert (choice.micro_batch_chosen, choice.fits) == (True, True)
+    without_total = row | {"global_batch": None}
+    assert choose_memory(stated_run(without_total), without_total).setup.micro_batch_size == 1
+    without_gpu = row | {"gpu": None}
+    assert choose_memory(stated_run(without_gpu), without_gpu).setup.micro_batch_size == 1
+    stated = row | {"micro_batch_per_gpu": 2}
+    assert not choose_memory(stated_run(stated), stated).micro_batch_chosen
+
+
+@pytest.mark.parametrize(
+    ("notes", "gb_per_s"),
+    [
+        ("network 84 Gb/s a node by a measured all-reduce", 10.5),
+        ("HSDP; 400 Gbps interconnect per node (the same scripts)", 50),
+        ("Selene DGX A100, 8x 200 Gb/s HDR per node", 200),
+        ("1.7 TB host RAM, 200 Gb/s HDR InfiniBand per GPU", 200),
+        ("about 660 Gbps measured", 400),
+        ("network 0 Gb/s a node", 400),
+    ],
+)
+def test_the_network_that_remarks_tell(notes: str, gb_per_s: float) -> None:
+    machine = stated_run(ROW | {"notes": notes}).machine
+    assert machine is not None
+    assert machine.network_gb_per_s == gb_per_s
+
+
+@pytest.mark.parametrize(
+    ("notes", "in_node", "on_host"),
+    [
+        ("HSDP; 8 ranks", True, False),
+        ("FSDP; HSDP = sharded in node", False, False),
+        ("--checkpoint-in-cpu on (IDs 1-11)", False, True),
+        ("activation checkpoints on the host", False, True),
+        ("--checkpoint-in-cpu off", False, False),
+    ],
+)
+def test_remarks_on_sharding_and_block_inputs(notes: str, in_node: bool, on_host: bool) -> None:
+    setup = stated_run(ROW | {"notes": notes}).setup
+    assert (setup.shard_within_node, setup.offload_activations) == (in_node, on_host)
+
+
+def test_what_is_stated_is_not_changed() -> None:
+    row = LARGE | {"num_gpus": 8, "global_batch": None}
+    run = stated_run(row)
+    choice = choose_memory(run, row)
+    assert (choice.fits, choice.chosen, choice.setup) == (False, (), run.setup)
+
+
+def test_half_of_the_products_or_all_of_the_block() -> None:
+    row = LARGE | {"source": "FSDP", "activation_ckpt": "selective", "global_batch": None, "micro_batch_per_gpu": 4}
+    assert choose_memory(stated_run(row), row).chosen == ("full recomputation",)
+
+
+def test_a_long_sequence_is_split_where_its_degree_is_open() -> None:
+    row = ROW | {"seq_len": 524288, "tp": 1, "global_batch": None}
+    choice = choose_memory(stated_run(row), row)
+    assert choice.setup.sequence_degree > 1
+    assert choice.chosen == (f"sequence split over {choice.setup.sequence_degree} GPUs",)
+    stated = row | {"cp_sp": 1}
+    assert choose_memory(stated_run(stated), stated).fits is False
