@@ -159,10 +159,10 @@ def _not_compared_text(parts: tuple[NotCompared, ...]) -> str:
     for part in parts:
         counts.update(dict.fromkeys(part.unknown, len(part.runs)))
     if len(parts) == 1:
-        what = f"{', '.join(parts[0].unknown)} not known"
+        what = ", ".join(parts[0].unknown)
     else:
-        what = f"not known: {', '.join(f'{column} of {count}' for column, count in counts.most_common())} runs"
-    return f"{what}; so compared with no other run: {joined_names(names, MAX_NAMES)}"
+        what = ", ".join(f"{column} (of {count} runs)" for column, count in counts.most_common())
+    return f"{what} not known, so compared with no other run: {joined_names(names, MAX_NAMES)}"
 
 
 def _points(runs: pd.DataFrame, ranks: str) -> tuple[pd.DataFrame, list[str]]:

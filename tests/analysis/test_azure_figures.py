@@ -119,6 +119,19 @@ def test_predictions_stand_beside_their_points(published: pd.DataFrame, predicte
     assert theirs["high"].tolist() == pytest.approx((rates * (1 + highest)).tolist())
 
 
+@pytest.mark.parametrize("series", ["published", "predicted"])
+def test_model_flops_beside_the_megatron_count(predicted: pd.DataFrame, series: str) -> None:
+    """By hand, 72·(1 + s/6h + V/12lh) over 96·(1 + s/6h + V/16lh): 175B at 512 tokens, 96 x 12,288; 2T at 1,024, 160 x 32,768."""
+    points = all_points(predicted, NONE)
+    points = points[points["series"] == series]
+    share = points["model_tflops_per_gpu"] / points["tflops_per_gpu"]
+    small, large = points["figure"] == "5a", points["model"] == "GPT 2T"
+    expected = 0.75 * (1 + 0.006944 + 0.003554) / (1 + 0.006944 + 0.002665)
+    assert share[small].astype(float).tolist() == pytest.approx([expected] * small.sum(), rel=1e-5)
+    expected = 0.75 * (1 + 0.005208 + 0.000800) / (1 + 0.005208 + 0.000600)
+    assert share[large].astype(float).tolist() == pytest.approx([expected], rel=1e-5)
+
+
 def test_only_figure_5a_was_fitted(predicted: pd.DataFrame) -> None:
     """Source: ``Software.fitted_on`` of this generation, «175B at 512 tokens»."""
     points = all_points(predicted, NONE)
@@ -136,10 +149,12 @@ def test_a_row_that_cannot_be_predicted_has_no_point(published: pd.DataFrame) ->
 
 
 def test_our_runs_are_medians_with_their_range(published: pd.DataFrame) -> None:
-    runs = own_runs(*({"megatron_tflops_per_gpu": value} for value in (300.0, 330.0, 310.0)))
+    rates = ((300.0, 225.0), (330.0, 247.0), (310.0, 233.0))
+    runs = own_runs(*({"megatron_tflops_per_gpu": count, "model_tflops_per_gpu": model} for count, model in rates))
     points = azure_points("3b", published, runs)
     (ours,) = points[points["series"] == "measured"].to_dict("records")
     assert (ours["tflops_per_gpu"], ours["low"], ours["high"], ours["num_runs"]) == (310.0, 300.0, 330.0, 3)
+    assert ours["model_tflops_per_gpu"] == 233.0
     assert (ours["model"], ours["params_b"], ours["hardware"]) == ("GPT 175B", 175.0, "hgx_h200")
 
 

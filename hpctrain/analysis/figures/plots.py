@@ -56,7 +56,8 @@ def plot_tflops(runs: pd.DataFrame, published: pd.DataFrame | None = None) -> Fi
     """
     valid = runs[runs["valid"].fillna(False).astype(bool)]
     ours = valid[valid[RATES].notna().any(axis=1)]
-    num_left_out = {"not valid": len(runs) - len(valid), "without a rate": len(valid) - len(ours)}
+    counts = {"not valid": len(runs) - len(valid), "without a rate": len(valid) - len(ours)}
+    left_out = ", ".join(f"{count} {why}" for why, count in counts.items() if count)
     theirs = published[published["megatron_tflops_per_gpu"].notna()] if published is not None else runs.iloc[:0]
     shown = ours.head(MAX_ROWS)
     rows = max(1, len(shown)), len(theirs)
@@ -64,7 +65,7 @@ def plot_tflops(runs: pd.DataFrame, published: pd.DataFrame | None = None) -> Fi
         figure = Figure(figsize=(7.2, 1.7 + 0.24 * sum(rows) + (0.6 if rows[1] else 0)), layout="constrained")
         ratios = [count + 1.2 for count in rows if count]
         axes = figure.subplots(len(ratios), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": ratios})[:, 0]
-        _draw_own_tflops(axes[0], shown, len(ours), num_left_out)
+        _draw_own_tflops(axes[0], shown, len(ours), f"; left out: {left_out}" if left_out else "")
         if rows[1]:
             _draw_published_tflops(axes[1], theirs)
         if len(ours) or len(theirs):
@@ -87,15 +88,15 @@ def _scale_rates(axes: Sequence[Axes]) -> None:
         axes[0].set_xlim(0, 1.05 * max(drawn) if drawn else 1)
 
 
-def _draw_own_tflops(axis: Axes, ours: pd.DataFrame, num_rated: int, num_left_out: dict[str, int]) -> None:
-    left_out = "".join(f", {count} left out as {why}" for why, count in num_left_out.items() if count)
+def _draw_own_tflops(axis: Axes, ours: pd.DataFrame, num_rated: int, left_out: str) -> None:
     if ours.empty:
         axis.set_title(f"Own runs{left_out}")
         axis.set_yticks([])
         write_message(axis, "no valid run with a rate")
         return
     counted = f"{num_rated} run(s)" if len(ours) == num_rated else f"the first {len(ours)} of {num_rated} runs"
-    axis.set_title(f"{models_on_hardware(ours)}\n{counted}{left_out}\nmodel, hardware and Megatron FLOPs")
+    lines = (models_on_hardware(ours), f"{counted}{left_out}", "model, hardware and Megatron FLOPs")
+    axis.set_title("\n".join(part for line in lines for part in textwrap.wrap(line, _PANEL_CHARACTERS)))
     for name, (marker, colour) in _CONVENTION_STYLE.items():
         # The hardware count equals the model count without recomputation: the hollow square stays visible around the dot.
         hollow = name == "hardware"

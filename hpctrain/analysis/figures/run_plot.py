@@ -88,6 +88,7 @@ def _step_axis(axis: Axes, steps: pd.DataFrame) -> None:
     """The same steps in every panel, whatever a panel knows of them; a single one has room beside it."""
     axis.set_xlabel("optimizer step")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    axis.xaxis.set_major_formatter(lambda step, _: f"{step:.0f}")
     if len(steps):
         first, last = float(steps["step"].min()), float(steps["step"].max())
         margin = max(1.0 if first == last else 0.5, 0.04 * (last - first))

@@ -17,7 +17,9 @@ from hpctrain.analysis.logs.tqdm_bar import BAR, bar_fields
 
 _DICT = re.compile(r"\{'[^{}]*\}?|\{\"current_steps\": [^{}]*\}?")
 _PAIR = re.compile(rf"['\"]([^'\"]+)['\"]: (?:tensor\()?['\"]?({NUMBER})['\"]?(?=[,}})])")
-_QUOTED = re.compile(r"['\"]: ['\"][-\d.]")
+_QUOTED = re.compile(rf"['\"]: ['\"]{NUMBER}['\"]")
+_POSITION = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")
+"""Of ms-swift."""
 _TAIL = re.compile(r"\A[^{]*'epoch': [\d.'\"]+\}")
 _UNNAMED = re.compile(r"(?:\A|[^:\s\d])\s*\d+%\|[^|]*\| \Z")
 """What stands before the position of the Trainer's bar; bars of data sets and checkpoints carry a name (``Map:  33%|``)."""
@@ -42,6 +44,7 @@ _NAMES = {
     "step_peak_memory_allocated_MB": "peak_mem_mb",
     "memory_allocated (GB)": "mem_allocated_gb",
     "max_memory_allocated (GB)": "max_mem_allocated_gb",
+    "memory(GiB)": "mem_gib",
     "memory/max_mem_allocated(gib)": "mem_gib",
     "memory/max_allocated (GiB)": "mem_gib",
 }
@@ -136,6 +139,9 @@ class HfTrainerFormat:
         for key, value in pairs.items():
             if key in _NAMES:
                 put_number(fields_of_step, _NAMES[key], value)
+        position = _POSITION.search(text)
+        if position:
+            fields_of_step["iteration"], fields_of_step["total_iterations"] = int(position[1]), int(position[2])
         put_rank(fields_of_step, line.label)
         if not self._told_quotes and fields_of_step and _QUOTED.search(text):
             self._told_quotes = True
@@ -176,7 +182,7 @@ class HfTrainerFormat:
         if key == "train_runtime":
             self._final["train_runtime_s_from_table"] = clock_seconds(text) if ":" in text else number(text)
         elif key in _FINAL_NAMES:
-            self._final.setdefault(_FINAL_NAMES[key], number(text))
+            self._final.setdefault(_FINAL_NAMES[key], _padded(text))
 
     def _end_of_run(self) -> Iterable[Event]:
         if self._final:
@@ -184,6 +190,14 @@ class HfTrainerFormat:
                 self._final.setdefault("steps", _value(self._bar, "total"))
             yield FactEvent(self._final_line, "final", self._final)
         self._final, self._final_line = {}, 0
+
+
+def _padded(text: str) -> Value:
+    """A number of the table; ``total_flos`` stands there in whole units of 2**30, called GF."""
+    if not text.endswith("GF"):
+        return number(text)
+    units = number(text[:-2])
+    return None if units is None else units * 2**30
 
 
 def _value(bar: FactEvent, name: str) -> int | None:

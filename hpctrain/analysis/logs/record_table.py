@@ -1,12 +1,12 @@
-"""Rows of named values in little memory: nine bytes a cell once a row is old, a plain dictionary while it is new."""
+"""Rows of named values in little memory: at most nine bytes a cell once a row is old, a plain dictionary while it is new."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -19,42 +19,54 @@ _MAX_EXACT_INT = 2**53
 _KIND_OF_TYPE = {int: _INT, float: _FLOAT, bool: _TRUE, type(None): _NONE}
 
 
+class _Cells(NamedTuple):
+    """Cells of one column in ``NUM_NEW_ROWS`` rows; what is the same in all of them is kept once."""
+
+    kinds: bytes
+    """What kind of value each is."""
+    numbers: array[float]
+    """The numbers; of an object its place in the column's ``objects``."""
+
+
+_ALL_ABSENT = _Cells(bytes((_ABSENT,)), array("d", (0.0,)))
+
+
 class _Column:
-    """Cells of one name: what kind of value each is, and its number (of an object: its place in ``objects``)."""
+    """All cells of one name."""
 
-    __slots__ = ("kinds", "numbers", "objects", "places")
+    __slots__ = ("objects", "pieces", "places")
 
-    def __init__(self, num_rows: int) -> None:
-        self.kinds = bytearray(num_rows)
-        self.numbers = array("d", bytes(8 * num_rows))
+    def __init__(self, num_pieces: int) -> None:
+        self.pieces = [_ALL_ABSENT] * num_pieces
         self.objects: list[object] = []
         self.places: dict[object, int] = {}
 
-    def extend(self, values: Sequence[object]) -> None:
+    def append(self, values: Sequence[object]) -> None:
+        """Add the cells of the next ``NUM_NEW_ROWS`` rows."""
         types = set(map(type, values))
         if types == {float} or (types == {int} and max(values) <= _MAX_EXACT_INT <= min(values) + 2 * _MAX_EXACT_INT):  # type: ignore[type-var,operator]
-            self.kinds += bytes((_KIND_OF_TYPE[types.pop()],)) * len(values)
-            self.numbers.extend(values)  # type: ignore[arg-type]  # all are numbers
-        elif types == {_Missing} or types == {type(None)}:
-            self.kinds += bytes((_ABSENT if values[0] is _MISSING else _NONE,)) * len(values)
-            self.numbers.frombytes(bytes(8 * len(values)))
+            self._add(bytes((_KIND_OF_TYPE[types.pop()],)), array("d", values))  # type: ignore[arg-type]  # all are numbers
         else:
-            for value in values:
-                self._append(value)
+            pairs = [self._encoded(value) for value in values]
+            self._add(bytes(kind for kind, _ in pairs), array("d", [number for _, number in pairs]))
 
-    def _append(self, value: object) -> None:
+    def _add(self, kinds: bytes, numbers: array[float]) -> None:
+        if kinds.count(kinds[0]) == len(kinds):
+            kinds = kinds[:1]
+        raw = numbers.tobytes()
+        if raw == raw[: numbers.itemsize] * len(numbers):
+            numbers = numbers[:1]
+        self.pieces.append(_Cells(kinds, numbers))
+
+    def _encoded(self, value: object) -> tuple[int, float]:
         kind = _KIND_OF_TYPE.get(type(value), _OBJECT)
-        number = 0.0
         if value is _MISSING:
-            kind = _ABSENT
-        elif kind == _FLOAT or (kind == _INT and -_MAX_EXACT_INT <= value <= _MAX_EXACT_INT):  # type: ignore[operator]
-            number = float(value)  # type: ignore[arg-type]
-        elif kind == _TRUE:
-            kind = _TRUE if value else _FALSE
-        elif kind != _NONE:
-            kind, number = _OBJECT, float(self._place(value))
-        self.kinds.append(kind)
-        self.numbers.append(number)
+            return _ABSENT, 0.0
+        if kind == _FLOAT or (kind == _INT and -_MAX_EXACT_INT <= value <= _MAX_EXACT_INT):  # type: ignore[operator]
+            return kind, float(value)  # type: ignore[arg-type]
+        if kind == _TRUE:
+            return (_TRUE if value else _FALSE), 0.0
+        return (_NONE, 0.0) if kind == _NONE else (_OBJECT, float(self._place(value)))
 
     def _place(self, value: object) -> int:
         """Equal texts are kept once."""
@@ -70,51 +82,57 @@ class _Column:
 
     def fill(self, value: object) -> None:
         """Put ``value`` into all empty cells."""
-        self._append(value)
-        kind, number = self.kinds.pop(), self.numbers.pop()
-        kinds = np.frombuffer(self.kinds, dtype=np.uint8)
-        absent = kinds == _ABSENT
-        kinds[absent] = kind
-        np.frombuffer(self.numbers, dtype=np.float64)[absent] = number
+        kind, number = self._encoded(value)
+        pieces, self.pieces = self.pieces, []
+        for piece in pieces:
+            if _ABSENT not in piece.kinds:
+                self.pieces.append(piece)
+                continue
+            kinds, numbers = (cells.copy() for cells in _unfolded(piece))
+            absent = kinds == _ABSENT
+            kinds[absent], numbers[absent] = kind, number
+            self._add(kinds.tobytes(), array("d", numbers.tobytes()))
 
-    def as_floats(self) -> npt.NDArray[np.float64]:
-        """All cells as numbers; NaN for those that hold none."""
-        kinds = np.frombuffer(self.kinds, dtype=np.uint8)
-        floats = np.frombuffer(self.numbers, dtype=np.float64).copy()
-        floats[(kinds == _ABSENT) | (kinds == _NONE)] = np.nan
+    def as_floats(self, piece: _Cells) -> npt.NDArray[np.float64]:
+        """Cells as numbers; NaN for those that hold none."""
+        kinds, numbers = _unfolded(piece)
+        if len(piece.kinds) == 1 and piece.kinds[0] in (_INT, _FLOAT):
+            return numbers
+        floats = np.where((kinds == _ABSENT) | (kinds == _NONE), np.nan, numbers)
         floats[kinds == _TRUE] = 1.0
-        for row in np.flatnonzero(kinds == _OBJECT).tolist() if self.objects else ():
-            floats[row] = _as_float(self.objects[int(self.numbers[row])])
+        for row in np.flatnonzero(kinds == _OBJECT).tolist():
+            floats[row] = _as_float(self.objects[int(numbers[row])])
         return floats
 
-    def is_there(self) -> npt.NDArray[np.bool_]:
-        """Where cells are not empty."""
-        there: npt.NDArray[np.bool_] = np.frombuffer(self.kinds, dtype=np.uint8) != _ABSENT
-        return there
-
-    def is_true(self) -> npt.NDArray[np.bool_]:
-        """Where the cells hold True."""
-        true: npt.NDArray[np.bool_] = np.frombuffer(self.kinds, dtype=np.uint8) == _TRUE
-        return true
+    def values(self, piece: _Cells) -> Sequence[object]:
+        """Cells as they were given; those that are all floats or all integers, as most are, by one call."""
+        kinds, numbers = _unfolded(piece)
+        if len(piece.kinds) == 1 and piece.kinds[0] == _FLOAT:
+            return numbers.tolist()
+        if len(piece.kinds) == 1 and piece.kinds[0] == _INT:
+            return list(map(int, numbers.tolist()))
+        return [self._decoded(kind, number) for kind, number in zip(kinds.tolist(), numbers.tolist(), strict=True)]
 
     def get(self, row: int) -> object:
-        kind = self.kinds[row]
+        """One cell."""
+        place, row = divmod(row, NUM_NEW_ROWS)
+        kinds, numbers = self.pieces[place]
+        return self._decoded(kinds[row if len(kinds) > 1 else 0], numbers[row if len(numbers) > 1 else 0])
+
+    def _decoded(self, kind: int, number: float) -> object:
         if kind == _FLOAT:
-            return self.numbers[row]
+            return number
         if kind == _INT:
-            return int(self.numbers[row])
+            return int(number)
         if kind == _OBJECT:
-            return self.objects[int(self.numbers[row])]
+            return self.objects[int(number)]
         return (_MISSING, None, False, True)[kind]
 
-    def cells(self, start: int, stop: int) -> Sequence[object]:
-        """The cells of some rows; those that are all floats or all integers, as most are, by one call."""
-        kinds = self.kinds[start:stop]
-        if kinds.count(_FLOAT) == len(kinds):
-            return self.numbers[start:stop].tolist()
-        if kinds.count(_INT) == len(kinds):
-            return list(map(int, self.numbers[start:stop]))
-        return [self.get(row) for row in range(start, start + len(kinds))]
+
+def _unfolded(piece: _Cells) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]:
+    """Kinds and numbers of each row."""
+    kinds, numbers = np.frombuffer(piece.kinds, dtype=np.uint8), np.frombuffer(piece.numbers, dtype=np.float64)
+    return np.broadcast_to(kinds, NUM_NEW_ROWS), np.broadcast_to(numbers, NUM_NEW_ROWS)
 
 
 def _as_float(value: object) -> float:
@@ -171,9 +189,9 @@ class RecordTable(Sequence[dict[str, object]]):
         self._new = self._new[NUM_NEW_ROWS:]
         for name in dict.fromkeys(chain.from_iterable(rows)):
             if name not in self._columns:
-                self._columns[name] = _Column(self._num_packed)
+                self._columns[name] = _Column(self._num_packed // NUM_NEW_ROWS)
         for column, values in zip(self._columns.values(), _transposed(rows, list(self._columns)), strict=True):
-            column.extend(values)
+            column.append(values)
         self._num_packed += len(rows)
 
     def new_row(self, index: int) -> dict[str, object] | None:
@@ -182,7 +200,7 @@ class RecordTable(Sequence[dict[str, object]]):
 
     def fill(self, name: str, value: object) -> None:
         """Give ``value`` to all rows that lack ``name``; only for a table that is complete."""
-        self._columns.setdefault(name, _Column(self._num_packed)).fill(value)
+        self._columns.setdefault(name, _Column(self._num_packed // NUM_NEW_ROWS)).fill(value)
         for new in self._new:
             new.setdefault(name, value)
 
@@ -194,30 +212,34 @@ class RecordTable(Sequence[dict[str, object]]):
     def column(self, name: str) -> list[object]:
         """The values of one key, row by row; None where a row has none."""
         packed = self._columns.get(name)
-        old = [None] * self._num_packed if packed is None else packed.cells(0, self._num_packed)
-        values = [None if value is _MISSING else value for value in old]
-        return values + [row.get(name) for row in self._new]
+        if packed is None:
+            return [None] * self._num_packed + [row.get(name) for row in self._new]
+        values = chain.from_iterable(map(packed.values, packed.pieces))
+        return [None if value is _MISSING else value for value in values] + [row.get(name) for row in self._new]
 
     def numbers(self, name: str) -> npt.NDArray[np.float64]:
         """The numbers of one key, row by row; True counts as 1, NaN stands where a row has none."""
         new = np.array([_as_float(row.get(name)) for row in self._new], dtype=np.float64)
         packed = self._columns.get(name)
-        old = np.full(self._num_packed, np.nan) if packed is None else packed.as_floats()
-        return np.concatenate((old, new))
+        if packed is None:
+            return np.concatenate((np.full(self._num_packed, np.nan), new))
+        return np.concatenate((*map(packed.as_floats, packed.pieces), new))
 
     def has(self, name: str) -> npt.NDArray[np.bool_]:
         """The rows that have the key, whatever its value."""
-        new = np.array([name in row for row in self._new], dtype=np.bool_)
-        packed = self._columns.get(name)
-        old = np.zeros(self._num_packed, dtype=np.bool_) if packed is None else packed.is_there()
-        return np.concatenate((old, new))
+        return self._kind_is(name, lambda kinds: kinds != _ABSENT, [name in row for row in self._new])
 
     def true(self, name: str) -> npt.NDArray[np.bool_]:
         """The rows in which the key is True."""
-        new = np.array([row.get(name) is True for row in self._new], dtype=np.bool_)
+        return self._kind_is(name, lambda kinds: kinds == _TRUE, [row.get(name) is True for row in self._new])
+
+    def _kind_is(
+        self, name: str, test: Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.bool_]], new: list[bool]
+    ) -> npt.NDArray[np.bool_]:
         packed = self._columns.get(name)
-        old = np.zeros(self._num_packed, dtype=np.bool_) if packed is None else packed.is_true()
-        return np.concatenate((old, new))
+        if packed is None:
+            return np.array([False] * self._num_packed + new, dtype=np.bool_)
+        return np.concatenate((*(test(_unfolded(piece)[0]) for piece in packed.pieces), np.array(new, dtype=np.bool_)))
 
     def __len__(self) -> int:
         return self._num_packed + len(self._new)
@@ -240,8 +262,8 @@ class RecordTable(Sequence[dict[str, object]]):
 
     def __iter__(self) -> Iterator[dict[str, object]]:
         names = list(self._columns)
-        for start in range(0, self._num_packed, NUM_NEW_ROWS):
-            columns = [column.cells(start, start + NUM_NEW_ROWS) for column in self._columns.values()]
+        for place in range(self._num_packed // NUM_NEW_ROWS):
+            columns = [column.values(column.pieces[place]) for column in self._columns.values()]
             for values in zip(*columns, strict=True):
                 yield {name: value for name, value in zip(names, values, strict=True) if value is not _MISSING}
         yield from map(dict, self._new)

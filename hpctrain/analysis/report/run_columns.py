@@ -1,4 +1,4 @@
-"""How each column of the frame ``runs`` is called, measured and printed: one place for terminal, page and paper."""
+"""How each column of the frame ``runs`` is called, measured and printed in the page, in a paper and in the terminal's table."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from hpctrain.analysis.run_row import FLOP_CONVENTIONS
 from hpctrain.units import GIB
 
 Kind = Literal["text", "count", "number", "share", "bytes", "flag"]
 
 MISSING = "-"
+"""What stands for a value that is not known."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,6 @@ class RunColumn:
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
 
-_MODEL = "forward and backward once, dense attention"
-_HARDWARE = "what is executed: the model's, and recomputation"
-_MEGATRON = "96·B·s·l·h²·(1 + s/6h + V/16lh): full recomputation always counted"
-
 RUN_COLUMNS: tuple[RunColumn, ...] = (
     RunColumn("run", "Run", meaning="name of the run folder or file"),
     RunColumn("source", "System", meaning="hpctrain, or the system whose log was read"),
@@ -52,7 +50,7 @@ RUN_COLUMNS: tuple[RunColumn, ...] = (
     RunColumn("step_time_s", "Step time", "number", "s", "median of the steady steps"),
     RunColumn("tokens_per_s", "Tokens/s", "count", meaning="tokens of a step over the median step time"),
     RunColumn("tokens_per_s_per_gpu", "Tokens/s/GPU", "count", meaning="the same over the measured world size", screen_only=True),
-    RunColumn("model_tflops_per_gpu", "Model TFLOP/s/GPU", "number", meaning=_MODEL),
+    RunColumn("model_tflops_per_gpu", "Model TFLOP/s/GPU", "number", meaning=FLOP_CONVENTIONS["model"]),
     RunColumn("mfu", "MFU", "share", "%", "model FLOP/s over the dense peak"),
     RunColumn("hfu", "HFU", "share", "%", "hardware FLOP/s over the dense peak", screen_only=True),
     RunColumn("peak_memory_bytes", "Peak memory", "bytes", "GiB", "of rank 0"),
@@ -62,8 +60,12 @@ RUN_COLUMNS: tuple[RunColumn, ...] = (
         meaning="tokens of the curve over the wall-clock time of all attempts: set-up, saving and lost work counted",
     ),
     RunColumn("lost_time_share", "Lost time", "share", "%", "wall-clock time not spent in steps of the curve"),
-    RunColumn("hardware_tflops_per_gpu", "Hardware TFLOP/s/GPU", "number", meaning=_HARDWARE, screen_only=True),
-    RunColumn("megatron_tflops_per_gpu", "Megatron TFLOP/s/GPU", "number", meaning=_MEGATRON, screen_only=True),
+    RunColumn(
+        "hardware_tflops_per_gpu", "Hardware TFLOP/s/GPU", "number", meaning=FLOP_CONVENTIONS["hardware"], screen_only=True,
+    ),
+    RunColumn(
+        "megatron_tflops_per_gpu", "Megatron TFLOP/s/GPU", "number", meaning=FLOP_CONVENTIONS["megatron"], screen_only=True,
+    ),
     RunColumn("gpu_hours", "GPU-hours", "number", meaning="all attempts, undone steps included", screen_only=True),
     RunColumn("num_attempts", "Attempts", "count", screen_only=True),
     RunColumn("parallelism", "Parallel"),

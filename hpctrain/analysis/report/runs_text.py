@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from hpctrain.analysis.figures.style import short_name
 from hpctrain.analysis.frames import run_summaries
-from hpctrain.analysis.report.run_columns import MISSING
+from hpctrain.analysis.name_lists import short_name
+from hpctrain.analysis.report.run_columns import MISSING, RUN_COLUMNS, cell_text
 from hpctrain.analysis.report.text_table import WIDTH, aligned, printable, wrapped
 from hpctrain.analysis.run_row import FLOP_CONVENTIONS, OWN_SOURCE, RunSummary
-from hpctrain.units import GIB
 
 _NAME_WIDTH, _NAME_WIDTH_WITH_LOGS = 40, 31
 
@@ -19,7 +18,7 @@ _NAME_WIDTH, _NAME_WIDTH_WITH_LOGS = 40, 31
 def runs_table(runs: pd.DataFrame) -> str:
     """The runs in at most ``WIDTH`` columns: what is equal in all runs stands above, what is too wide is named below."""
     rows = run_summaries(runs)
-    cells = {header: [cell(row) for row in rows] for header, cell in _TABLE_CELLS.items()}
+    cells = {header: [_cell(row, header) for row in rows] for header in _COLUMNS}
     # Logs need room for what they print; their names are those of files.
     name_width = _NAME_WIDTH if {row.source for row in rows} == {OWN_SOURCE} else _NAME_WIDTH_WITH_LOGS
     cells["RUN"] = [
@@ -61,45 +60,55 @@ def _fitting(cells: dict[str, list[str]]) -> list[str]:
     return [header for header in cells if header in shown]
 
 
+def _cell(row: RunSummary, header: str) -> str:
+    if header in _MADE_CELLS:
+        return _MADE_CELLS[header](row)
+    key = _COLUMNS[header]
+    return cell_text(getattr(row, key), _BY_KEY[key])
+
+
 def _interval(row: RunSummary) -> str:
     return MISSING if row.step_time_low_s is None else f"{row.step_time_low_s:.4g}..{row.step_time_high_s:.4g}"
 
 
 def _printed(row: RunSummary) -> str:
     """What a foreign log itself gives as TFLOP/s a GPU, with the name of its count."""
-    return (
-        MISSING if row.printed_tflops_per_gpu is None else f"{row.printed_tflops_per_gpu:.4g} {row.printed_convention}"
-    )
+    rate = cell_text(row.printed_tflops_per_gpu, _BY_KEY["printed_tflops_per_gpu"])
+    return MISSING if rate == MISSING else f"{rate} {row.printed_convention}"
 
 
-def _text(value: object) -> str:
-    return MISSING if value is None else str(value)
-
-
-_TABLE_CELLS: dict[str, Callable[[RunSummary], str]] = {
-    "RUN": lambda row: printable(row.run, kept=""),
-    "SYSTEM": lambda row: row.source,
-    "MODEL": lambda row: _text(row.model),
-    "HARDWARE": lambda row: _text(row.hardware),
-    "GPUS": lambda row: _text(row.gpus),
-    "NODES": lambda row: _text(row.nodes),
-    "PARALLEL": lambda row: _text(row.parallelism),
-    "PREC": lambda row: _text(row.precision),
-    "MICRO": lambda row: _text(row.micro_batch_size),
-    "GLOBAL": lambda row: _text(row.global_batch_size),
-    "SEQ": lambda row: _text(row.seq_len),
-    "STATE": lambda row: row.state,
-    "STEPS": lambda row: f"{row.num_recorded_steps}/{row.num_steps or '?'}",
-    "STEP S": lambda row: _number(row.step_time_s),
-    "95 %": _interval,
-    "TOKENS/S": lambda row: MISSING if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
-    "TFLOP/S": lambda row: _number(row.model_tflops_per_gpu),
-    "PRINTED": _printed,
-    "MFU %": lambda row: MISSING if row.mfu is None else f"{100 * row.mfu:.1f}",
-    "GIB": lambda row: MISSING if row.peak_memory_bytes is None else f"{row.peak_memory_bytes / GIB:.2f}",
-    "LOSS": lambda row: _number(row.final_loss),
+_BY_KEY = {column.key: column for column in RUN_COLUMNS}
+_COLUMNS = {
+    "RUN": "run",
+    "SYSTEM": "source",
+    "MODEL": "model",
+    "HARDWARE": "hardware",
+    "GPUS": "gpus",
+    "NODES": "nodes",
+    "PARALLEL": "parallelism",
+    "PREC": "precision",
+    "MICRO": "micro_batch_size",
+    "GLOBAL": "global_batch_size",
+    "SEQ": "seq_len",
+    "STATE": "state",
+    "STEPS": "num_recorded_steps",
+    "STEP S": "step_time_s",
+    "95 %": "step_time_low_s",
+    "TOKENS/S": "tokens_per_s",
+    "TFLOP/S": "model_tflops_per_gpu",
+    "PRINTED": "printed_tflops_per_gpu",
+    "MFU %": "mfu",
+    "GIB": "peak_memory_bytes",
+    "LOSS": "final_loss",
 }
-"""Columns of the table of runs, in order."""
+"""Columns of the table of runs, in order, and the column of the frame that each shows."""
+_MADE_CELLS: dict[str, Callable[[RunSummary], str]] = {
+    "RUN": lambda row: printable(row.run, kept=""),
+    "STEPS": lambda row: f"{row.num_recorded_steps}/{row.num_steps or '?'}",
+    "95 %": _interval,
+    "PRINTED": _printed,
+}
+"""Cells of more than one value, or of a name that must not command the terminal."""
 
 _COMMON_WORDS = {
     "SYSTEM": "{}",
@@ -133,6 +142,3 @@ _MEANINGS = {
     "GIB": "GIB: peak memory of rank 0",
 }
 
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

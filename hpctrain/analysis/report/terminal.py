@@ -11,18 +11,20 @@ from hpctrain.analysis.figures.run_plot import plot_run
 from hpctrain.analysis.frames import Frames, read_run
 from hpctrain.analysis.report.runs_text import runs_table
 from hpctrain.analysis.report.text_table import aligned, printable, wrapped
-from hpctrain.analysis.run_row import FLOP_CONVENTIONS, RunSummary, rank_word
+from hpctrain.analysis.run_row import FLOP_CONVENTIONS, OWN_SOURCE, RunSummary, rank_word
 from hpctrain.analysis.scaling import KIND_KEYS, Scaling, scaling_efficiency
 from hpctrain.analysis.summary import summarise
 from hpctrain.record.files import replace_file
 from hpctrain.record.paths import RunPaths
-from hpctrain.units import gib
+from hpctrain.units import gib, short_count
 
 SUMMARY_SCHEMA_VERSION = 1
 
 
 def summary_table(summary: RunSummary) -> list[tuple[str, str]]:
     """What one run did, as (label, text with unit); what is missing says why."""
+    if summary.source != OWN_SOURCE:
+        return _log_table(summary)
     word = rank_word(summary.device)
     table = [("run", summary.folder), ("state", _state(summary))]
     if summary.model is None:
@@ -43,6 +45,40 @@ def summary_table(summary: RunSummary) -> list[tuple[str, str]]:
     if not summary.valid:
         table.append(("not for comparison", summary.reason))
     return table
+
+
+def _log_table(summary: RunSummary) -> list[tuple[str, str]]:
+    """What the log of another system tells; what it does not tell has no line, except speeds, which every log should."""
+    rate, mfu = summary.printed_tflops_per_gpu, summary.mfu
+    table = [
+        ("log", summary.folder),
+        ("system", summary.source),
+        ("state", _state(summary)),
+        ("model", _log_setup(summary)),
+        ("final loss", "" if summary.final_loss is None else f"{summary.final_loss:.4g}, as the log tells it"),
+        ("median step time", _step_time(summary)),
+        ("throughput", _throughput(summary, "GPU")),
+        ("by the wall clock", "" if summary.wall_tokens_per_s is None else _wall_clock(summary)),
+        ("TFLOP/s per GPU, printed", "" if rate is None else f"{rate:.4g} (FLOP count: {_printed_count(summary)})"),
+        ("MFU", "" if mfu is None else f"{mfu:.1%}"),
+        ("peak memory", "" if summary.peak_memory_bytes is None else f"{gib(summary.peak_memory_bytes)}, as the log tells it"),
+        ("not for comparison", summary.reason),
+    ]  # fmt: skip
+    return [(label, text) for label, text in table if text]
+
+
+def _log_setup(summary: RunSummary) -> str:
+    """Model, GPUs, hardware and precision, as far as the log tells them."""
+    size = None if summary.num_parameters is None else f"{short_count(summary.num_parameters)} parameters"
+    gpus = None if summary.gpus is None else f"{summary.gpus} GPU{'' if summary.gpus == 1 else 's'}"
+    parts = (summary.model or "model not stated", size, gpus, summary.hardware, summary.parallelism, summary.precision)
+    return ", ".join(part for part in parts if part)
+
+
+def _printed_count(summary: RunSummary) -> str:
+    """Which FLOPs the printed rate counts, in words where it is one of ours."""
+    name = summary.printed_convention or "unknown"
+    return f"{name}, {FLOP_CONVENTIONS[name]}" if name in FLOP_CONVENTIONS else name
 
 
 def render_summary(summary: RunSummary) -> str:
@@ -97,7 +133,7 @@ def _scaling_parts(scalings: Sequence[Scaling]) -> list[str]:
     tables = [table for scaling in scalings if (table := render_scaling(scaling))]
     if tables:
         return tables
-    lines = [wrapped(f"{scaling.kind}: {message}", "  ") for scaling in scalings for message in scaling.messages]
+    lines = [wrapped(f"{scaling.kind}: {message}", "  ") for scaling in scalings for message in scaling.short_messages]
     return ["\n".join(["No scaling efficiency:", *lines])] if lines else []
 
 
@@ -114,12 +150,16 @@ def render_scaling(scaling: Scaling) -> str:
     ]
     header = ["GROUP", "GPUS", "NODES", "RUNS", "TOKENS/S", "BASE", "EFF %"]
     title = wrapped(f"{scaling.kind.capitalize()} scaling from tokens/s, equal in all: {scaling.common}")
-    return "\n".join([title, aligned([header, *rows]), *map(wrapped, scaling.messages)])
+    return "\n".join([title, aligned([header, *rows]), *map(wrapped, scaling.short_messages)])
 
 
 def _state(summary: RunSummary) -> str:
-    steps = f"{summary.num_recorded_steps} of {summary.num_steps or 'unknown'} steps recorded"
-    damaged = f", {summary.damaged_lines} damaged line(s) in steps.jsonl" if summary.damaged_lines else ""
+    is_log = summary.source != OWN_SOURCE
+    # A log seldom tells how many steps were planned.
+    planned = "" if is_log and not summary.num_steps else f" of {summary.num_steps or 'unknown'}"
+    steps = f"{summary.num_recorded_steps}{planned} steps recorded"
+    place = "" if is_log else " in steps.jsonl"
+    damaged = f", {summary.damaged_lines} damaged line(s){place}" if summary.damaged_lines else ""
     return f"{summary.state}, {steps}{damaged}"
 
 

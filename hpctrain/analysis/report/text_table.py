@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from hpctrain.analysis.report.run_columns import MISSING
+
 WIDTH = 100
 """Columns of a terminal that text may take."""
 
@@ -57,4 +59,4 @@ def printable(text: str, kept: str = "\n") -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return cell == "-" or cell.replace(",", "").replace(".", "").replace("/", "").removeprefix("-").isdigit()
+    return cell == MISSING or cell.replace(",", "").replace(".", "").replace("/", "").removeprefix("-").isdigit()

@@ -37,8 +37,8 @@ def test_a_healthy_log_gives_medians_without_its_first_record() -> None:
     assert (row.run, row.folder, row.source) == ("some.log", "logs/some.log", "megatron-lm")
     assert run.steps["steady"].tolist() == [False] + [True] * 7
     assert (row.num_recorded_steps, row.num_steady_steps) == (8, 7)
-    # Of 1.8 1.9 2.0 2.0 2.0 2.1 2.2; the interval of seven values at 95 % lies between the smallest and the largest.
-    assert (row.step_time_s, row.step_time_low_s, row.step_time_high_s) == (2.0, 1.8, 2.2)
+    # Of 1.8 1.9 2.0 2.0 2.0 2.1 2.2; seven values are too few for an interval.
+    assert (row.step_time_s, row.step_time_low_s, row.step_time_high_s) == (2.0, None, None)
     assert row.tokens_per_step == 64 * 2048
     assert row.tokens_per_s == 65536
     assert row.tokens_per_s_per_gpu == 4096
@@ -46,6 +46,23 @@ def test_a_healthy_log_gives_medians_without_its_first_record() -> None:
     assert row.model_tflops_per_gpu == 93.0
     assert (row.hardware_tflops_per_gpu, row.megatron_tflops_per_gpu, row.mfu) == (None, None, None)
     assert (row.valid, row.reason, row.state) == (True, "", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("times", "low", "high"),
+    [
+        # 18 steady records; signs that alternate give f = 1, so the ranks are 9 - 1.96·√18/2 = 4.8 and its mirror.
+        pytest.param([1.8, 2.2] * 10, 1.8, 2.2, id="alternating"),
+        # The second half is slower: f = 3.9, and the rank 0.8.
+        pytest.param([1.8] * 11 + [2.2] * 9, None, None, id="slower at the end"),
+    ],
+)
+def test_the_interval_of_a_log_allows_for_dependent_records(
+    times: list[float], low: float | None, high: float | None
+) -> None:
+    row = one_run(make_reading(series(1, loss=[3.0] * 20, time_per_iteration_s=times))).summary
+    assert (row.num_steady_steps, row.step_time_s) == (18, 2.0)
+    assert (row.step_time_low_s, row.step_time_high_s) == (low, high)
 
 
 def test_one_record_in_ten_is_warm_up_and_at_least_the_first() -> None:
