@@ -127,6 +127,10 @@ def _planned(words: _ComposeWords) -> list[tuple[Point, RunPlan]]:
 def _plan(words: Sequence[str]) -> int:
     if (code := _answer_flag(words)) is not None:
         return code
+    if any(word == "--table" or word.startswith("--table=") for word in words):
+        from hpctrain.cli_plan_table import plan_table_words
+
+        return plan_table_words(words)
     from hpctrain.launch.interpreter import interpreter
     from hpctrain.plan.render import render_plan
 

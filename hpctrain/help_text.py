@@ -11,6 +11,7 @@ Plans, launches and measures large-model training. The verb comes first; without
 
   submit   plan, check, hand the run to Slurm (or to this machine) and return its job id and run folder
   plan     print the plan, the batch script and the DeepSpeed JSON; needs no Slurm, no GPU, no torch   [--json]
+           or plan each row of a table of runs of any trainer     --table ROWS.csv -o OUT.csv
   status   state of runs: step, loss, step time      [FOLDER ...] [--json]
   report   measured numbers of runs and logs         [FOLDER ...] [-o FILE.html] [--against BASE]
   read-log a training log of another system          FILE ... [--json]

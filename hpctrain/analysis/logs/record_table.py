@@ -108,7 +108,7 @@ class _Column:
         """Cells as they were given; those that are all floats or all integers, as most are, by one call."""
         kinds, numbers = _unfolded(piece)
         if len(piece.kinds) == 1 and piece.kinds[0] == _FLOAT:
-            return numbers.tolist()
+            return list(numbers.tolist())
         if len(piece.kinds) == 1 and piece.kinds[0] == _INT:
             return list(map(int, numbers.tolist()))
         return [self._decoded(kind, number) for kind, number in zip(kinds.tolist(), numbers.tolist(), strict=True)]
