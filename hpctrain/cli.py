@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
-import json
 import os
 import re
 import sys
@@ -131,18 +130,19 @@ def _plan(words: Sequence[str]) -> int:
         from hpctrain.cli_plan_table import plan_table_words
 
         return plan_table_words(words)
+    from hpctrain.cli_plan_cost import plan_json, plan_text, take_cost_words
     from hpctrain.launch.interpreter import interpreter
-    from hpctrain.plan.render import render_plan
 
-    parsed = _parse_compose_words(words)
+    options, rest = take_cost_words(words)
+    parsed = _parse_compose_words(rest)
     if parsed.shown_config:
         return _print_config(parsed)
-    plans = [plan for _, plan in _planned(parsed)]
+    planned = _planned(parsed)
     if parsed.as_json:
-        print(plans[0].to_json() if not parsed.multirun else _json_list(plans), end="")
+        print(plan_json(planned, options, parsed.multirun, parsed.force), end="")
     else:
-        print("\n".join(render_plan(plan, interpreter()) for plan in plans), end="")
-    problems = [problem for plan in plans for problem in plan.problems]
+        print(plan_text(planned, options, parsed.multirun, parsed.force, interpreter()), end="")
+    problems = [problem for _, plan in planned for problem in plan.problems]
     return ConfigError(problems).exit_code if problems else EXIT_OK
 
 
@@ -154,10 +154,6 @@ def _print_config(parsed: _ComposeWords) -> int:
     points = compose_points(parsed.overrides, parsed.multirun, parsed.config_dirs)
     print("---\n".join(config_text(point.config) for point in points), end="")
     return EXIT_OK
-
-
-def _json_list(plans: list[RunPlan]) -> str:
-    return json.dumps([json.loads(plan.to_json()) for plan in plans], indent=2) + "\n"
 
 
 def _submit(words: Sequence[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hpctrain.config.compose import config_dir, group_choices
+from hpctrain.plan.cost_options import COST_HELP
 
 _HELP = """\
 python -m hpctrain [VERB] [GROUP=NAME] [KEY=VALUE] ...
@@ -25,6 +26,8 @@ Options of submit and plan:
   --info, --shell-completion, --hydra-help   answered by Hydra
   --version
 
+Options of plan:
+{costs}
 Groups (GROUP=NAME; any key below them: GROUP.KEY=VALUE):
 {groups}
 
@@ -42,4 +45,6 @@ a followed run that failed: that of its end reason.
 def help_text() -> str:
     """Verbs, options, and the groups with their files as they are shipped."""
     groups = sorted(path.name for path in config_dir().iterdir() if path.is_dir())
-    return _HELP.format(groups="\n".join(f"  {group:<12} {', '.join(group_choices(group))}" for group in groups))
+    return _HELP.format(
+        costs=COST_HELP, groups="\n".join(f"  {group:<12} {', '.join(group_choices(group))}" for group in groups)
+    )

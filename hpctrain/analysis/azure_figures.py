@@ -56,8 +56,8 @@ POINT_DTYPES = {
     "num_runs": "Int64",
 }
 """Columns of ``azure_points``: ``series`` is published, predicted or measured; ``low`` and ``high`` bound the value;
-``model_tflops_per_gpu`` is the value in model FLOPs, every score counted and no recomputation; ``printed`` says whether a published value is printed or read from a bar, ``fitted`` whether the constants of a prediction were
-fitted on the published value."""
+``model_tflops_per_gpu`` is the value in model FLOPs, every score counted and no recomputation; ``printed`` says whether a
+published value is printed or read from a bar, ``fitted`` whether the constants of a prediction were fitted on that value."""
 
 
 def with_predictions(published: pd.DataFrame) -> pd.DataFrame:
@@ -182,9 +182,7 @@ def _point_frame(rows: pd.DataFrame, series: str, values: pd.Series) -> pd.DataF
 
 def _model_share(rows: pd.DataFrame) -> pd.Series:
     """Model FLOPs over those of the Megatron count, by the shape of each row."""
-    shares = [
-        convert(1.0, "megatron", "model", row_shape(row)[0], row["seq_len"]) for row in rows.to_dict("records")
-    ]
+    shares = [convert(1.0, "megatron", "model", row_shape(row)[0], row["seq_len"]) for row in rows.to_dict("records")]
     return pd.Series(shares, index=rows.index, dtype="Float64")
 
 

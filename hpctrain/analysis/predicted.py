@@ -36,9 +36,10 @@ MEMORY_DTYPES = {
     "prediction_problem": "string",
 }
 ANGELPTM_SEQ_LEN = 1024
-"""Tokens of a sequence for rows that state a micro batch and no length, as AngelPTM's do; told in ``prediction_problem``. The length
-of DeepSpeed on Azure's figures: with the 2,048 that ``plan --table`` takes, our rules ask for 87 GiB of a 40 GB GPU for AngelPTM's
-28B model with its micro batch of 38, with 1,024 for 46."""
+"""Tokens of a sequence for rows that state a micro batch and no length, as AngelPTM's do; told in ``prediction_problem``.
+
+It is the length of DeepSpeed on Azure's figures. With the 2,048 that ``plan --table`` takes, our rules ask for 87 GiB of a GPU of
+40 GB for AngelPTM's 28B model at its micro batch of 38; with 1,024 for 46."""
 ASSUMED_SEQ_LEN = ANGELPTM_SEQ_LEN
 
 

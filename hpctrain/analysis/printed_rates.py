@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from hpctrain.analysis.run_row import FLOP_CONVENTIONS
+from hpctrain.plan.flop_conventions import FLOPS_PER_PARAMETER
 from hpctrain.units import TERA
 
 MAX_OFF = 0.1
@@ -16,10 +17,6 @@ ROUGH_RANGE = (0.5, 4.0)
 """Where only the number of parameters is known, the range of a printed rate over 6 FLOPs a parameter and token. Above: all
 blocks recomputed is 8/6, and full attention over long sequences may double or treble the count. Below: half of the
 parameters are embeddings, which take no product, in small models with a large vocabulary."""
-
-FLOPS_PER_PARAMETER = 6
-"""A token's forward and backward pass: a multiply-add each, backward twice. Source: Kaplan et al. 2020 (arXiv 2001.08361),
-section 2.1. Leaves out attention's scores."""
 
 
 def tflops_contradictions(runs: pd.DataFrame) -> tuple[str, ...]:

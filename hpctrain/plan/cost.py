@@ -165,7 +165,7 @@ def _failure_gap(hardware: HardwareConfig, options: CostOptions, mtbf_hours: flo
     ]
     text = "failures are not counted: "
     if mtbf_hours is None:
-        known = ", ".join(f"{hours:,.0f} {where}" for where, (hours, _) in PUBLISHED_NODE_MTBF_HOURS.items())
+        known = "; ".join(f"{hours:,.0f} {where}" for where, (hours, _) in PUBLISHED_NODE_MTBF_HOURS.items())
         text += f"hardware={hardware.name} states no node_mtbf_hours, --mtbf-hours states it (published: {known})"
         return text + (f"; not stated either: {', '.join(lacking)}" if lacking else "")
     return text + f"not stated: {', '.join(lacking)}"

@@ -32,9 +32,10 @@ class Device:
 
 _MAMF = "best measured matmul: stas00/ml-engineering, compute/accelerator"
 _PCIE3, _PCIE4, _PCIE5 = 12.0, 25.0, 50.0
-"""x16, one direction, pinned memory, GB/s. Source: third generation ZeRO-Infinity (arXiv 2104.07857), about 12 of 15.75; fourth
-nvbandwidth on 8 A100-SXM, 24.8 to 25 (NVIDIA developer forum, topic 352186); fifth twice the fourth, an assumption (55.6 stands in
-the output that NVIDIA's post on nvbandwidth shows)."""
+"""x16, one direction, pinned memory, GB/s.
+
+Source: third generation ZeRO-Infinity (arXiv 2104.07857), about 12 of 15.75; fourth nvbandwidth on 8 A100-SXM, 24.8 to 25 (NVIDIA
+developer forum, topic 352186); fifth twice the fourth, an assumption."""
 _MI250X_HOST = 36.0
 """Of one die, peak. Source: OLCF, Frontier user guide, Infinity Fabric CPU to GPU, 36 GB/s a direction."""
 _A100 = {"fp32": 19.5, "tf32": 156.0, "fp16": 312.0, "bf16": 312.0}

@@ -29,15 +29,17 @@ FlopConvention = Literal[
     "palm_recompute",
 ]
 """Counts by terms: ``model`` (attention full, every score) and ``model_causal`` (half of the scores), ``hardware_*`` (attention
-full; full, selective or no recomputation, whether or not the run did it). Closed forms: ``megatron`` (96-form, attention full, full
-recomputation), ``megatron_model`` (72-form, attention full), ``megatron_selective`` (attention full, twice), ``6n`` and ``8n`` (no
-attention; without and with full recomputation), ``palm`` (6N + 12Lhs, attention full), ``palm_causal`` (6N + 6Lhs),
+full; full, selective or no recomputation, whether or not the run did it). Closed forms: ``megatron`` (96-form, attention full,
+full recomputation), ``megatron_model`` (72-form, attention full), ``megatron_selective`` (attention full, twice), ``6n`` and
+``8n`` (no attention; no and full recomputation), ``palm`` (6N + 12Lhs, attention full), ``palm_causal`` (6N + 6Lhs),
 ``palm_recompute`` (8N + 16Lhs, attention full, full recomputation)."""
 
 HARDWARE_SPELLING = "hardware incl. recompute"
 """What ``analysis/published`` writes for counts that hold recomputation."""
 FLOPS_PER_PARAMETER = 6
-"""Of one token, forward and backward: a multiply-add each, backward twice. Source: Kaplan et al. 2020 (arXiv 2001.08361), table 1."""
+"""Of one token, forward and backward: a multiply-add each, backward twice.
+
+Source: Kaplan et al. 2020 (arXiv 2001.08361), table 1."""
 
 
 def convention_flops(

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 HOUR_S = 3600.0
 
 PUBLISHED_NODE_MTBF_HOURS: dict[str, tuple[float, str]] = {
-    "Llama 3, 8 H100": (
+    "Llama 3 (8 H100 a node)": (
         54 * 24 / 419 * 2048,
         "arXiv 2407.21783, section 3.3.4: 419 unexpected stops of 2,048 nodes in 54 days",
     ),
-    "RSC-1, 8 A100": (1000 * 24 / 6.50, "arXiv 2410.21680: 6.50 failures per thousand node-days"),
-    "BLOOM, 8 A100": (
+    "RSC-1 (8 A100 a node)": (1000 * 24 / 6.50, "arXiv 2410.21680: 6.50 failures per thousand node-days"),
+    "BLOOM (8 A100 a node)": (
         7 * 24 / 1.5 * 48,
         "The Technology Behind BLOOM Training (2022-07-14): 1 to 2 a week on 48 nodes, taken as 1.5",
     ),

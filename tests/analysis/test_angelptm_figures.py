@@ -88,7 +88,9 @@ def test_scaling_rows_keep_the_batch_of_a_gpu(published: pd.DataFrame) -> None:
 
 def test_largest_models_by_hand(published: pd.DataFrame) -> None:
     points = angelptm_points(published, NONE, 1024)
-    sizes = points[(points["series"] == "predicted") & (points["result"] == "largest model")].set_index("label")["ratio"]
+    sizes = points[(points["series"] == "predicted") & (points["result"] == "largest model")].set_index("label")[
+        "ratio"
+    ]
     tables = (50304 + 2048) * 8192
     # GPU, 39.6 GiB: 32.67e9 bytes of buckets, gathered parameters, context and logits (38 x 1,024 x 50,304 x 14 bytes) leave
     # room for the inputs of 15 blocks, 38 x 1,024 x 8,192 x 2 bytes each. A block has 16 h² parameters.

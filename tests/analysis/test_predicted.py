@@ -68,8 +68,10 @@ def test_range_is_that_of_the_rows_that_were_not_fitted(predicted: pd.DataFrame)
     assert (azure["predicted_high_s"] / azure["predicted_step_time_s"]).astype(float).tolist() == pytest.approx(
         [1 / 0.8] * 54
     )
-    assert predicted.loc[predicted["predicted_step_time_s"].isna(), ["predicted_low_s", "predicted_high_s"]].isna().all(
-        axis=None
+    assert (
+        predicted.loc[predicted["predicted_step_time_s"].isna(), ["predicted_low_s", "predicted_high_s"]]
+        .isna()
+        .all(axis=None)
     )
 
 

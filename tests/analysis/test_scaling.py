@@ -218,6 +218,21 @@ def test_systems_are_kept_apart(tmp_path: Path) -> None:
     assert efficiencies(scaling) == {("m, megatron-lm", 8): None, ("m, torchtitan", 16): None}
 
 
+def test_short_messages_name_four_runs_and_count_the_rest() -> None:
+    """Five runs without GPUs, two without a sequence length; one of the five lacks both."""
+    rows = [foreign(number, gpus=None, seq_len=None if number == 1 else 2048) for number in range(1, 6)]
+    scaling = scaling_efficiency(runs_frame([*rows, foreign(6, seq_len=None)]), "weak")
+    assert scaling.messages == (
+        "seq_len, gpus not known, so compared with no other run: 1.log",
+        "gpus not known, so compared with no other run: 2.log, 3.log, 4.log, 5.log",
+        "seq_len not known, so compared with no other run: 6.log",
+    )
+    assert scaling.short_messages == (
+        "gpus (of 5 runs), seq_len (of 2 runs) not known, so compared with no other run:"
+        " 1.log, 2.log, 3.log, 4.log and 2 more",
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "unknown", "lacking"),
     [
@@ -235,6 +250,7 @@ def test_what_is_not_known_is_equal_to_nothing(kind: ScalingKind, unknown: list[
     scaling = scaling_efficiency(runs, kind)
     assert scaling.points["gpus"].tolist() == [32]
     assert scaling.messages[0] == f"{lacking} not known, so compared with no other run: 1.log, 2.log"
+    assert scaling.short_messages == scaling.messages
     assert scaling.left_out == ()
 
 

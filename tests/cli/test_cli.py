@@ -64,6 +64,8 @@ def test_without_slurm_one_clear_error_and_nothing_left_behind(tmp_path: Path) -
         (["model=tiny", "cluster=local", "run.root=x%j"], 2, "sbatch expands %"),
         (["model=tiny", "cluster=local", "data=text", "data.path=/no/such/file"], 2, "data.path=/no/such/file"),
         (["plan", "model=2t", "nodes=4"], 3, ""),
+        (["plan", "model=530b", "--tokens", "-5"], 2, "--tokens=-5: must be above zero"),
+        (["model=530b", "--tokens", "1B"], 2, "is no option of this verb"),
         (["model=2t", "nodes=4"], 3, "short by"),
         (["model=tiny", "cluster=local", "hardware=hgx_h200"], 4, "this machine shows 0"),
         (["stauts"], 2, "nearest: status"),

@@ -161,7 +161,11 @@ def test_options_win_over_the_hardware_file(asked: str, price: float, currency: 
         pytest.param(
             AZURE_530B,
             "--tokens 1B",
-            ["no node_mtbf_hours, --mtbf-hours", "6,335 Llama 3, 8 H100", "--checkpoint-write-s, --restart-s"],
+            [
+                "no node_mtbf_hours, --mtbf-hours",
+                "6,335 Llama 3 (8 H100 a node); 3,692 RSC-1",
+                "--checkpoint-write-s, --restart-s",
+            ],
             id="failures",
         ),
         pytest.param(STATED, "--tokens 1B --restart-s 9", ["not stated: --checkpoint-write-s"], id="save"),

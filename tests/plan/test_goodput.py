@@ -162,7 +162,10 @@ def test_a_stated_interval_is_brought_to_whole_steps(stated_s: float, steps: int
 def test_the_first_order_form_is_told_only_within_its_range() -> None:
     calm = planned_goodput(Failures(50_000, 30, 300), 64, 20)
     assert calm.first_order_training == pytest.approx(calm.training, abs=0.015)
-    assert planned_goodput(Failures(10, 30, 300), 64, 20).first_order_training is None
+    # One node that fails each 36,000 s: interval and restart may be 3,600 s, and a save a tenth of the interval.
+    for write_s, restart_s, is_told in ((300, 600, True), (300, 601, False), (301, 600, False)):
+        edge = planned_goodput(Failures(10, write_s, restart_s), 1, 100, interval_s=3000)
+        assert (edge.first_order_training is not None) == is_told
 
 
 def test_a_job_that_never_gets_on_has_no_goodput_and_no_overflow() -> None:
@@ -172,10 +175,10 @@ def test_a_job_that_never_gets_on_has_no_goodput_and_no_overflow() -> None:
 
 
 PUBLISHED = [
-    pytest.param("Llama 3, 8 H100", 2048, 3.09, id="llama-3-419-in-54-days"),
-    pytest.param("RSC-1, 8 A100", 2048, 1.8, id="rsc-1-16384-gpus"),
-    pytest.param("RSC-1, 8 A100", 131_072 // 8, 0.23, id="rsc-1-131072-gpus"),
-    pytest.param("BLOOM, 8 A100", 48, 112.0, id="bloom-three-in-two-weeks"),
+    pytest.param("Llama 3 (8 H100 a node)", 2048, 3.09, id="llama-3-419-in-54-days"),
+    pytest.param("RSC-1 (8 A100 a node)", 2048, 1.8, id="rsc-1-16384-gpus"),
+    pytest.param("RSC-1 (8 A100 a node)", 131_072 // 8, 0.23, id="rsc-1-131072-gpus"),
+    pytest.param("BLOOM (8 A100 a node)", 48, 112.0, id="bloom-three-in-two-weeks"),
 ]
 
 
@@ -190,7 +193,7 @@ def test_bloom_needed_about_the_gpu_hours_that_its_steps_and_failures_ask() -> N
     # 366e9 tokens in batches of 2,048 x 2,048; 100 steps in 3 h between checkpoints, 40 s a save; restart assumed 30 min.
     # Published: 1,082,990 GPU-hours on 384 GPUs, planned stops and tests with them.
     num_steps = steps_for_tokens(366e9, 2048 * 2048)
-    failures = Failures(PUBLISHED_NODE_MTBF_HOURS["BLOOM, 8 A100"][0], write_s=40, restart_s=1800)
+    failures = Failures(PUBLISHED_NODE_MTBF_HOURS["BLOOM (8 A100 a node)"][0], write_s=40, restart_s=1800)
     goodput = planned_goodput(failures, 48, step_time_s=108, interval_s=3 * 3600)
     assert goodput.interval_steps == 100
     gpu_hours = num_steps * 108 / 3600 * 384 / goodput.training

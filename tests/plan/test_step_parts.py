@@ -189,7 +189,7 @@ def test_host_link_as_far_as_compute_does_not_hide_it() -> None:
 def test_zero_splits_states_over_sequence_ranks_as_well() -> None:
     # Eight ranks of one sequence hold the same layers, so an eighth of the 6.7e9 parameters each, as eight of data would.
     tight = replace(LOSSLESS, host_overlap=0.0)
-    setup = {"num_gpus": 8, "sequence_degree": 8, "zero_stage": 3}
+    setup: dict[str, Any] = {"num_gpus": 8, "sequence_degree": 8, "zero_stage": 3}
     held = SHAPE.num_parameters / 8
     cpu = parts_of(tight, **setup, offload_optimizer=True, offload_param=True)
     assert cpu["optimizer on the CPU"] == pytest.approx(8 * held * 30 / (400e9 * 0.6))
@@ -210,9 +210,11 @@ def test_zero_splits_states_over_sequence_ranks_as_well() -> None:
     ],
 )
 def test_what_is_offloaded_is_never_free(missing: str, offload: str, message: str) -> None:
-    machine = replace(MACHINE, **{missing: None})
+    lacking: dict[str, Any] = {missing: None}
+    machine = replace(MACHINE, **lacking)
+    changes: dict[str, Any] = {"num_gpus": 8, "zero_stage": 3, offload: True}
     with pytest.raises(AssertionError, match=message):
-        parts_of(machine=machine, num_gpus=8, zero_stage=3, **{offload: True})
+        parts_of(machine=machine, **changes)
     assert parts_of(machine=machine, num_gpus=8, zero_stage=3)["optimizer"] > 0
 
 

@@ -11,6 +11,7 @@ from functools import cache
 import pytest
 
 from hpctrain.config.compose import compose_points
+from hpctrain.config.schema import RunConfig
 from hpctrain.plan.cost import run_cost
 from hpctrain.plan.cost_options import CostOptions, take_cost_options
 from hpctrain.plan.render_sweep import render_sweep
@@ -126,6 +127,24 @@ def test_points_for_which_the_plan_chose_differently_are_not_compared_and_that_i
     (note,) = [note for note in table.notes if note.startswith("not compared")]
     assert "nodes=16 with micro batch 4, checkpointing full; nodes=32,64 with micro batch 8" in note
     assert "state training.micro_batch_size" in note
+
+
+def test_neither_the_runs_name_nor_its_folder_keeps_points_apart() -> None:
+    named = [
+        dataclasses.replace(
+            point, config=dataclasses.replace(point.config, run=RunConfig(root=str(number), name=str(number)))
+        )
+        for number, point in enumerate(points_of(WEAK))
+    ]
+    assert [row.base_nodes for row in sweep_table(named, CostOptions()).rows] == [16] * 4
+
+
+def test_points_with_other_checkpointing_are_not_compared() -> None:
+    first, *others = points_of(WEAK)
+    changed = dataclasses.replace(first, plan=dataclasses.replace(first.plan, activation_checkpointing="none"))
+    table = sweep_table([changed, *others], CostOptions())
+    assert [row.base_nodes for row in table.rows] == [None, 32, 32, 32]
+    assert "nodes=16 with micro batch 8, checkpointing none; nodes=32,64,128 with" in "\n".join(table.notes)
 
 
 @pytest.mark.parametrize("words", ["model=175b nodes=16", "model=175b nodes=16 training.seed=1,2"])

@@ -26,6 +26,7 @@ from hpctrain.analysis.figures.style import (
     PURPLE,
     SKY,
     STYLE,
+    TITLE_CHARACTERS,
     VERMILLION,
     message_figure,
     models_on_hardware,
@@ -73,7 +74,7 @@ def plot_tflops(runs: pd.DataFrame, published: pd.DataFrame | None = None) -> Fi
         word = "/".join(dict.fromkeys(rank_word(device) for device in ours["device"])) or "GPU"
         # From the right end: below a narrow axis it reaches under the names, and not out of the figure.
         axes[-1].set_xlabel(f"TFLOP/s per {word} (1e12 FLOP/s), median over the steady steps of a run", loc="right")
-        _scale_rates(axes)
+        _scale_rates(axes.tolist())
         return figure
 
 
@@ -95,8 +96,13 @@ def _draw_own_tflops(axis: Axes, ours: pd.DataFrame, num_rated: int, left_out: s
         write_message(axis, "no valid run with a rate")
         return
     counted = f"{num_rated} run(s)" if len(ours) == num_rated else f"the first {len(ours)} of {num_rated} runs"
+    labels = [
+        f"{short_name(run, 44)} ({_ranks(gpus, device)})" for run, gpus, device in _rows(ours, "run", "gpus", "device")
+    ]
+    _name_rows(axis, labels)
+    beside = TITLE_CHARACTERS - max(map(len, labels))
     lines = (models_on_hardware(ours), f"{counted}{left_out}", "model, hardware and Megatron FLOPs")
-    axis.set_title("\n".join(part for line in lines for part in textwrap.wrap(line, _PANEL_CHARACTERS)))
+    axis.set_title("\n".join(part for line in lines for part in textwrap.wrap(line, beside)))
     for name, (marker, colour) in _CONVENTION_STYLE.items():
         # The hardware count equals the model count without recomputation: the hollow square stays visible around the dot.
         hollow = name == "hardware"
@@ -108,13 +114,6 @@ def _draw_own_tflops(axis: Axes, ours: pd.DataFrame, num_rated: int, left_out: s
     _draw_rates(axis, ours["printed_tflops_per_gpu"], "x", "as the log prints it", color=PURPLE, ms=5)
     _draw_rates(axis, ours["achievable_tflops_per_gpu"], 2, "best measured matmul", color=GREY, ms=6)
     _draw_rates(axis, ours["peak_tflops_per_gpu"], "|", "peak of the hardware", color=BLACK, ms=9)
-    _name_rows(
-        axis,
-        [
-            f"{short_name(run, 44)} ({_ranks(gpus, device)})"
-            for run, gpus, device in _rows(ours, "run", "gpus", "device")
-        ],
-    )
 
 
 def _draw_intervals(axis: Axes, ours: pd.DataFrame) -> None:

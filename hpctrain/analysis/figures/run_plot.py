@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from hpctrain.analysis.figures.style import (
     BLACK,
@@ -26,6 +26,9 @@ from hpctrain.analysis.figures.style import (
 )
 from hpctrain.analysis.run_row import OWN_SOURCE, RunSummary, rank_word
 from hpctrain.units import GIB, short_count
+
+_NOT_COUNTED = {"warm_up": "warm-up", "dead": "dead", "rejected": "rejected"}
+"""Flags of the steps on the curve that are not steady, and their names."""
 
 
 def plot_run(summary: RunSummary, steps: pd.DataFrame) -> Figure:
@@ -91,7 +94,9 @@ def _step_axis(axis: Axes, steps: pd.DataFrame) -> None:
     axis.xaxis.set_major_formatter(lambda step, _: f"{step:.0f}")
     if len(steps):
         first, last = float(steps["step"].min()), float(steps["step"].max())
-        margin = max(1.0 if first == last else 0.5, 0.04 * (last - first))
+        if first == last:
+            axis.xaxis.set_major_locator(FixedLocator([first]))
+        margin = max(0.5, 0.04 * (last - first))
         axis.set_xlim(first - margin, last + margin)
 
 
@@ -169,7 +174,7 @@ def _draw_step_time(axis: Axes, summary: RunSummary, steps: pd.DataFrame) -> Non
         empty_panel(axis, "no step time recorded")
         return
     top = _axis_top(curve, steady)
-    not_counted = "warm-up, dead or rejected: not counted"
+    not_counted = f"{', '.join(word for flag, word in _NOT_COUNTED.items() if other[flag].any())}: not counted"
     _draw_points(axis, other, "step_time_s", top, color=GREY, marker="o", mfc="white", label=not_counted)
     _draw_points(axis, steady, "step_time_s", top, color=BLUE, marker="o", label="steady")
     flagged = "outlier, counted all the same"

@@ -14,7 +14,7 @@ MAX_PLANS = 2000
 
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _INT = re.compile(r"[+-]?\d{1,15}")
-_FLOAT = re.compile(r"[+-]?\d{1,15}\.?\d{0,20}(?:[eE][+-]?\d\d?)?")
+_FLOAT = re.compile(r"[+-]?\d{1,15}(?:\.\d{0,20})?(?:[eE][+-]?\d\d?)?")
 """With other digits it is still a number that a float holds."""
 
 Reader = Callable[[str], Value]

@@ -8,6 +8,7 @@ from pathlib import Path
 from hpctrain.analysis.logs.conditions import find_conditions
 from hpctrain.analysis.logs.log_reading import LogReading
 from hpctrain.analysis.logs.log_runs import LogRun, log_runs
+from hpctrain.analysis.report.run_columns import MISSING
 from hpctrain.analysis.report.text_table import aligned
 
 _WIDTH = 100
@@ -48,15 +49,15 @@ def _row(run: LogRun) -> list[str]:
         row.end_reason or row.state,
         str(row.num_recorded_steps),
         _number(row.step_time_s),
-        "-" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
+        MISSING if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
         _number(row.printed_tflops_per_gpu),
-        "-" if row.mfu is None else f"{100 * row.mfu:.1f}",
+        MISSING if row.mfu is None else f"{100 * row.mfu:.1f}",
         _number(row.final_loss),
     ]
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    return MISSING if value is None else f"{value:.4g}"
 
 
 def _reasons(runs: tuple[LogRun, ...]) -> list[str]:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from hpctrain.analysis.logs.deepspeed_engine import DeepspeedEngineFormat
+from hpctrain.analysis.logs.deepspeed_tables import DeepspeedTablesFormat
 from hpctrain.analysis.logs.events import Event, FactEvent, FactKind, Line, LogFormat, StepEvent
 from hpctrain.analysis.logs.formats import FORMATS, KNOWN_SYSTEMS
 from hpctrain.analysis.logs.lines import LineScanner
@@ -35,6 +37,12 @@ _TELLING_KINDS: frozenset[FactKind] = frozenset(
 )
 """Facts that make a file a training log even without a record; settings and topologies stand in any README."""
 _KEPT_APART: frozenset[FactKind] = frozenset(("engine_step", "engine_speed", "segment", "restart", "trait"))
+_BENEATH: Mapping[type[LogFormat], int] = {
+    SchedulerFormat: 0,
+    DeepspeedTablesFormat: 2,
+    DeepspeedEngineFormat: 2,
+}
+"""Formats that name the system only where no trainer does; the lower, the later."""
 _NUM_LOOKED_AT = 200
 """Lines of each format whose spelling of numbers is looked at."""
 _SPELLINGS = {
@@ -145,6 +153,8 @@ class _Reader:
             self.num_telling_of[place] += 1
             self.num_plain_bars_of[place] += kind == "bar" and "loss" not in fields
         if kind in ("engine_step", "engine_speed"):
+            if fields.get("iteration") == 0:
+                return  # Of an engine that is being built.
             self.steps.add_engine(fields)
             self.engine.add_step(0 if kind == "engine_step" else 1, event.line_number, "", dict(fields))  # type: ignore[arg-type]
         elif kind == "trait":
@@ -177,7 +187,8 @@ class _Reader:
     def result(self) -> LogReading:
         """The reading, once all lines are read."""
         records, place, engine_only = self.steps.records, self._main_format(), False
-        if not len(records) and len(self.engine.records) and not self._bars_with_loss():
+        beneath = type(self.formats[place]) in _BENEATH
+        if not len(records) and len(self.engine.records) and beneath and not self._bars_with_loss():
             records, engine_only = self.engine.records, True
             records.fill("loss", None)
         main = self.formats[place]
@@ -222,11 +233,14 @@ class _Reader:
             )
         return best
 
-    def _told_by(self, place: int) -> tuple[bool, int, int, int]:
-        """How much a format tells of the trainer: any job ends, and anybody's loop draws a bar without a loss."""
+    def _told_by(self, place: int) -> tuple[int, int, int]:
+        """How much a format tells of the trainer.
+
+        DeepSpeed's engine works beneath a trainer, anybody's loop draws a bar without a loss, and any job ends.
+        """
         told, plain_bars = self.num_telling_of[place], self.num_plain_bars_of[place]
-        trainer = told > 0 and not isinstance(self.formats[place], SchedulerFormat)
-        return trainer, told - plain_bars, told, -place
+        nearness = _BENEATH.get(type(self.formats[place]), 3 if told > plain_bars else 1)
+        return nearness if told else -1, told, -place
 
     def _bars_with_loss(self) -> bool:
         """Bars with a loss are the records of trainers that print nothing else."""

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from hpctrain.analysis.figures.agreement_plots import plot_memory_agreement, plot_step_time_agreement
 from hpctrain.analysis.figures.figure_bytes import figure_bytes
 from hpctrain.analysis.figures.goodput_plots import plot_goodput
-from hpctrain.analysis.figures.plots import plot_scaling, plot_tflops
+from hpctrain.analysis.figures.plots import RATES, plot_scaling, plot_tflops
 from hpctrain.analysis.figures.run_plot import plot_loss_and_step_time
 from hpctrain.analysis.figures.telemetry_plots import plot_telemetry
 from hpctrain.analysis.frames import Frames, run_summaries
@@ -54,20 +54,23 @@ class RunPicture:
 
 
 def throughput_picture(runs: pd.DataFrame, published: pd.DataFrame | None) -> Picture | None:
-    """TFLOP/s per GPU of the valid runs, and of published points of the same size; None if no run has a rate."""
-    rated = runs[runs["valid"].astype(bool) & runs["model_tflops_per_gpu"].notna()]
+    """TFLOP/s per GPU of the valid runs, and of published points of the same size; None if no run has a rate.
+
+    Of many runs the fastest are shown, by model FLOPs, else by the first of ``RATES`` that a run has.
+    """
+    rate = runs[RATES].bfill(axis=1).iloc[:, 0]
+    rated = runs.assign(rate=rate)[runs["valid"].astype(bool) & rate.notna()]
     if rated.empty:
         return None
-    shown = rated.nlargest(MAX_RATED_RUNS, "model_tflops_per_gpu", keep="first")
-    # In the order of the table, so that a sweep stays together.
-    left_out = runs.loc[~runs["valid"].astype(bool)]
-    ordered = runs[runs.index.isin(shown.index) | runs.index.isin(left_out.index)]
+    shown = rated.nlargest(MAX_RATED_RUNS, "rate", keep="first")
+    # In the order of the table, so that a sweep stays together; the figure counts those without a mark.
+    ordered = runs[runs.index.isin(shown.index) | ~runs.index.isin(rated.index)]
     note = ""
     if len(rated) > len(shown):
         note = f"The {len(shown)} valid runs with the most TFLOP/s of {len(rated)}; the table has all."
     words = f"Model, hardware and Megatron TFLOP/s per GPU of {len(shown)} runs, a row a run."
     points = None if published is None or published.empty else published
-    return _svg(plot_tflops(_plain(ordered), points), words, note)
+    return _svg(plot_tflops(ordered, points), words, note)
 
 
 def scaling_picture(scaling: Scaling) -> Picture | None:
@@ -80,7 +83,7 @@ def scaling_picture(scaling: Scaling) -> Picture | None:
     note = ""
     if len(sizes) > len(shown):
         note = f"The {len(shown)} groups with the most sizes of {len(sizes)}; the table has all."
-    part = dataclasses.replace(scaling, points=_plain(points[points["group"].isin(shown)]))
+    part = dataclasses.replace(scaling, points=points[points["group"].isin(shown)])
     words = f"{scaling.kind.capitalize()} scaling efficiency over GPUs, {len(shown)} group(s), ideal at 100 %."
     return _svg(plot_scaling(part), words, note)
 
@@ -88,7 +91,7 @@ def scaling_picture(scaling: Scaling) -> Picture | None:
 def agreement_pictures(runs: pd.DataFrame) -> list[Picture]:
     """Predicted against measured step time and memory, those for which a run has both."""
     return [
-        _svg(plot(_plain(runs)), f"Predicted against measured {what}, a mark a run.", "")
+        _svg(plot(runs), f"Predicted against measured {what}, a mark a run.", "")
         for what, plot, predicted, measured in (
             ("step time", plot_step_time_agreement, "predicted_step_time_s", "step_time_s"),
             ("memory", plot_memory_agreement, "predicted_memory_bytes", "peak_memory_bytes"),
@@ -101,23 +104,16 @@ def goodput_picture(result: Goodput, runs: pd.DataFrame) -> Picture | None:
     """Shares of the wall-clock time of each run; None if no run has time stamps."""
     if not result.runs["goodput_share"].notna().any():
         return None
-    plain = dataclasses.replace(result, runs=_plain(result.runs))
-    return _svg(plot_goodput(plain, _plain(runs)), "Share of each run's wall-clock time by what it was spent on.", "")
+    return _svg(plot_goodput(result, runs), "Share of each run's wall-clock time by what it was spent on.", "")
 
 
 def telemetry_pictures(frames: Frames) -> list[Picture]:
     """Memory, use and power along the first ``MAX_TELEMETRY_RUNS`` runs that recorded them."""
     folders = frames.samples["folder"].unique().tolist()
     return [
-        _png(plot_telemetry(frames.samples, _plain(frames.runs), folder), f"Telemetry along the run in {folder}.")
+        _png(plot_telemetry(frames.samples, frames.runs, folder), f"Telemetry along the run in {folder}.")
         for folder in folders[:MAX_TELEMETRY_RUNS]
     ]
-
-
-def _plain(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with each ``$`` of its names escaped: matplotlib would read what is between two as a formula."""
-    texts = [column for column in ("run", "model", "hardware", "group") if column in table]
-    return table.assign(**{column: table[column].str.replace("$", r"\$", regex=False) for column in texts})
 
 
 def run_pictures(frames: Frames, max_pictures: int) -> list[RunPicture]:

@@ -42,6 +42,7 @@ from hpctrain.analysis.report.html_tables import (
     scaling_table,
 )
 from hpctrain.analysis.report.published_match import matches, matches_table, published_points, published_sizes
+from hpctrain.analysis.report.run_columns import MISSING
 from hpctrain.analysis.scaling import KIND_KEYS, scaling_efficiency
 
 MAX_PICTURES = 24
@@ -49,6 +50,8 @@ MAX_PICTURES = 24
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 _LONG_TEXT = 48
+_OPEN_CHARACTERS = 1200
+"""Of a list of messages that is shown unfolded: about ten lines of the page."""
 _UNSHOWABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control signs and halves of signs, which HTML does not allow and names of files may hold."""
 
@@ -136,7 +139,10 @@ def _render(page: Page) -> str:
         lstrip_blocks=True,
     )
     template = environment.get_template("report.html.j2")
-    text = template.render(page=page, style=style, script=script, policy=_policy(style, script), classes=_classes)
+    policy = _policy(style, script)
+    text = template.render(
+        page=page, style=style, script=script, policy=policy, classes=_classes, is_open=_is_open, missing=MISSING
+    )
     return _UNSHOWABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
@@ -160,6 +166,11 @@ def _classes(head: Header, text: str) -> str:
         "long": not head.is_number and len(text) > _LONG_TEXT,
     }
     return " ".join(word for word, applies in words.items() if applies)
+
+
+def _is_open(texts: Sequence[str]) -> bool:
+    """Whether a list of messages is shown unfolded."""
+    return sum(map(len, texts)) <= _OPEN_CHARACTERS
 
 
 def _runs_part(frames: Frames, pictures: Sequence[RunPicture]) -> Part:

@@ -77,6 +77,7 @@ RUN_COLUMNS: tuple[RunColumn, ...] = (
     RunColumn("printed_convention", "Printed by", meaning="FLOP count of the printed rate", extra=True),
     RunColumn("achievable_tflops_per_gpu", "Achievable TFLOP/s/GPU", "number", meaning="best measured product", extra=True),
     RunColumn("prediction_error", "Error of the plan", "share", "%", "predicted / measured step time - 1", extra=True),
+    RunColumn("memory_error", "Memory error of the plan", "share", "%", "predicted / measured peak - 1", extra=True),
     RunColumn("num_parameters", "Parameters", "number", "B", "1e9 parameters", extra=True),
     RunColumn("activation_checkpointing", "Checkpointing", meaning="of activations", extra=True),
     RunColumn("gradient_accumulation_steps", "Accumulation", "count", extra=True),

@@ -141,4 +141,3 @@ _MEANINGS = {
     "PRINTED": "PRINTED: TFLOP/s per GPU as the log gives it, and the FLOP count behind it",
     "GIB": "GIB: peak memory of rank 0",
 }
-

@@ -57,7 +57,7 @@ def _log_table(summary: RunSummary) -> list[tuple[str, str]]:
         ("model", _log_setup(summary)),
         ("final loss", "" if summary.final_loss is None else f"{summary.final_loss:.4g}, as the log tells it"),
         ("median step time", _step_time(summary)),
-        ("throughput", _throughput(summary, "GPU")),
+        ("throughput", _log_throughput(summary)),
         ("by the wall clock", "" if summary.wall_tokens_per_s is None else _wall_clock(summary)),
         ("TFLOP/s per GPU, printed", "" if rate is None else f"{rate:.4g} (FLOP count: {_printed_count(summary)})"),
         ("MFU", "" if mfu is None else f"{mfu:.1%}"),
@@ -65,6 +65,14 @@ def _log_table(summary: RunSummary) -> list[tuple[str, str]]:
         ("not for comparison", summary.reason),
     ]  # fmt: skip
     return [(label, text) for label, text in table if text]
+
+
+def _log_throughput(summary: RunSummary) -> str:
+    if summary.tokens_per_s is not None or summary.num_steady_steps == 0:
+        return _throughput(summary, "GPU")
+    if summary.tokens_per_s_per_gpu is not None:
+        return f"{summary.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
+    return "not known: the log tells neither tokens/s nor batch and sequence"
 
 
 def _log_setup(summary: RunSummary) -> str:
@@ -134,6 +142,8 @@ def _scaling_parts(scalings: Sequence[Scaling]) -> list[str]:
     if tables:
         return tables
     lines = [wrapped(f"{scaling.kind}: {message}", "  ") for scaling in scalings for message in scaling.short_messages]
+    if any(scaling.short_messages != scaling.messages for scaling in scalings):
+        lines.append("  each run by name: -o report.html")
     return ["\n".join(["No scaling efficiency:", *lines])] if lines else []
 
 

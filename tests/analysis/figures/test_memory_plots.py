@@ -173,12 +173,17 @@ def test_nothing_to_show_is_said(frames: Frames) -> None:
     for runs in (nothing, frames.runs):
         figure = plot_memory(load_memory_terms(nothing).terms, measured_memory(runs, frames.samples.iloc[:0]), runs)
         assert figure.axes[0].texts[0].get_text() == "no run with a plan to show"
-    for plot, message in (
-        (plot_memory_agreement, "no run with a predicted and a measured peak"),
-        (plot_step_time_agreement, "no run with a predicted and a measured step time"),
-    ):
-        figure = plot(nothing)
-        assert figure.axes[0].texts[0].get_text() == message
+    for plot in (plot_memory_agreement, plot_step_time_agreement):
+        for runs in (nothing, frames.runs.assign(valid=False)):
+            assert plot(runs).axes[0].texts[0].get_text() == "no valid run for which both are known"
+
+
+def test_memory_agreement_is_of_valid_runs(frames: Frames) -> None:
+    runs = frames.runs.assign(valid=frames.runs["run"] != "offload")
+    (axis,) = plot_memory_agreement(runs).axes
+    assert axis.get_title("left").splitlines()[1] == "toy on test_cpu, test_gpu, 2 runs"
+    points = {str(line.get_label()): np.asarray(line.get_xdata(), dtype=float).tolist() for line in axis.lines}
+    assert points["GPU: allocator's peak"] == [1.0], "the run that is not valid had 3 GiB"
 
 
 def test_memory_agreement(frames: Frames) -> None:
@@ -202,7 +207,8 @@ def test_step_time_agreement(frames: Frames) -> None:
     """Only valid runs with a prediction: the third is not valid, the second has none."""
     predicted = pd.array([1.0, pd.NA, 0.5], dtype="Float64")
     valid = pd.array([True, True, False], dtype="boolean")
-    runs = frames.runs.assign(predicted_step_time_s=predicted, valid=valid)
+    error = pd.array([1.0, pd.NA, 0.0], dtype="Float64")
+    runs = frames.runs.assign(predicted_step_time_s=predicted, prediction_error=error, valid=valid)
     figure = plot_step_time_agreement(runs)
     (axis,) = figure.axes
     line = axis.lines[0]

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,16 +16,24 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
-from hpctrain.analysis.figures.plots import MAX_ROWS, plot_scaling, plot_tflops
+from hpctrain.analysis.figures.agreement_plots import plot_memory_agreement
+from hpctrain.analysis.figures.goodput_plots import plot_goodput, plot_wall_clock
+from hpctrain.analysis.figures.memory_plots import plot_memory
+from hpctrain.analysis.figures.plots import MAX_ROWS, RATES, plot_scaling, plot_tflops
 from hpctrain.analysis.figures.run_plot import plot_run
-from hpctrain.analysis.frames import load_frames, read_run
+from hpctrain.analysis.figures.telemetry_plots import plot_telemetry
+from hpctrain.analysis.frames import load_frames, read_run, run_summaries
+from hpctrain.analysis.goodput import goodput
+from hpctrain.analysis.memory_terms import load_memory_terms, measured_memory
 from hpctrain.analysis.published import as_runs, load_published
 from hpctrain.analysis.scaling import scaling_efficiency
 from hpctrain.analysis.summary import summarise
 from hpctrain.record.paths import RunPaths
 from hpctrain.units import GIB
 from tests.analysis.make_runs import CPU_NODE, Attempt, make_run, toy_config
+from tests.analysis.make_samples import make_samples
 
 
 def png(figure: Figure) -> bytes:
@@ -69,7 +78,7 @@ def test_run_figure_says_what_it_shows(tmp_path: Path) -> None:
     loss, step_time, throughput, memory = figure.axes
     assert legend(loss) == ["mean of all ranks"]
     assert legend(step_time) == [
-        "warm-up or dead: not counted",
+        "warm-up: not counted",
         "above the axis: 1, up to 2 s",
         "steady",
         "waiting for data",
@@ -92,8 +101,41 @@ def test_run_figure_shows_restarts_and_dead_steps(tmp_path: Path) -> None:
     assert [text.get_text() for text in loss.texts] == ["attempt 2"]
     run = make_run(tmp_path / "dead", attempts=[Attempt([1] * 6)], loss=None)
     figure = draw_run(run)
-    assert legend(figure.axes[0]) == ["mean of all ranks", "no update or no finite loss"]
+    assert legend(figure.axes[0]) == ["no update or no finite loss"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["no finite loss recorded"]
     assert "not for comparison: 6 of 6 steps without an update, a finite loss or a time" in texts(figure)
+
+
+@pytest.mark.parametrize(
+    ("steps", "limits"), [((45_000,), (44_999.5, 45_000.5)), ((1, 2), (0.5, 2.5)), (range(1, 102), (-3, 105))],
+    ids=["one", "two", "many"],
+)  # fmt: skip
+def test_every_panel_has_the_same_steps(tmp_path: Path, steps: Sequence[int], limits: tuple[float, float]) -> None:
+    """Room beside a single step, and its number in full; in a panel of which the run has no value as well."""
+    attempt = Attempt([1.0] * len(steps), steps[0])
+    figure = draw_run(make_run(tmp_path / "run", attempts=[attempt], peak_memory_bytes=0))
+    assert {axis.get_xlim() for axis in figure.axes} == {limits}
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert figure.axes[0].xaxis.get_offset_text().get_text() == ""
+    assert str(steps[0]) in labels or len(steps) > 2
+
+
+def test_what_is_not_counted_is_named(tmp_path: Path) -> None:
+    """Two steps of warm-up, one without a finite loss, one faster than the peak: each word stands only where it is true."""
+    data = read_run(make_run(tmp_path / "run"))
+    steps = data.steps.assign(rejected=data.steps["step"] == 7, steady=data.steps["steady"] & (data.steps["step"] != 7))
+    assert legend(plot_run(summarise(data), steps).axes[1])[0] == "warm-up, rejected: not counted"
+    steps = steps.assign(dead=steps["step"] == 9, steady=steps["steady"] & (steps["step"] != 9))
+    assert legend(plot_run(summarise(data), steps).axes[1])[0] == "warm-up, dead, rejected: not counted"
+
+
+def test_run_figure_without_times(tmp_path: Path) -> None:
+    data = read_run(make_run(tmp_path / "run"))
+    step_time, throughput = plot_run(summarise(data), data.steps.assign(step_time_s=np.nan)).axes[1:3]
+    assert [text.get_text() for text in step_time.texts] == ["no step time recorded"]
+    assert len(step_time.get_yticks()) == 0
+    assert legend(step_time) == []
+    assert legend(throughput) == ["from the median step: 2,048 tokens/s"]
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 500])
@@ -117,6 +159,8 @@ def test_run_figure_of_a_log_that_tells_little(tmp_path: Path) -> None:
     _, _, throughput, memory = figure.axes
     assert [text.get_text() for text in throughput.texts] == ["tokens of a step not known"]
     assert [text.get_text() for text in memory.texts] == ["no memory recorded"]
+    no_waits = plot_run(summary, data.steps.assign(data_time_s=np.nan)).axes[1]
+    assert legend(no_waits) == [name for name in legend(plot_run(summary, data.steps).axes[1]) if "waiting" not in name]
     known = plot_run(summary, data.steps).axes[3]
     assert legend(known)[0] == "measured (as the log tells it)"
 
@@ -165,7 +209,7 @@ def test_tflops_of_runs_beside_published_points(tmp_path: Path) -> None:
     assert len(png(figure)) > 4_000
     ours, theirs = figure.axes
     assert ours.get_title("left") == (
-        "toy on test_gpu\n2 run(s), 1 left out as not valid\nmodel, hardware and Megatron FLOPs"
+        "toy on test_gpu\n2 run(s); left out: 1 not valid\nmodel, hardware and Megatron FLOPs"
     )
     assert theirs.get_title("left") == (
         "Published: DeepSpeed on Azure (2022-07-26)\n5 point(s) on A100-SXM-80GB (ND A100 v4)\n"
@@ -173,6 +217,9 @@ def test_tflops_of_runs_beside_published_points(tmp_path: Path) -> None:
     )
     assert theirs.get_xlabel() == "TFLOP/s per GPU (1e12 FLOP/s), median over the steady steps of a run"
     assert theirs.get_xscale() == "log", "the toy is slower by six orders"
+    shown = [label.get_text() for label in theirs.get_xticklabels(which="both") if label.get_text()]
+    assert {"0.001", "10"} <= set(shown)
+    assert all(float(text) > 0 for text in shown), "numbers as people write them"
     assert [label.get_text() for label in ours.get_yticklabels()] == ["run-1 (4 GPUs)", "run-2 (8 GPUs)"]
     megatron = next(line for line in ours.lines if line.get_label() == "megatron FLOPs")
     assert np.asarray(megatron.get_xdata()) == pytest.approx([911_736_832 / 4e12] * 2)
@@ -184,19 +231,24 @@ def test_tflops_of_published_points_alone() -> None:
     published = as_runs(load_published(files=("azure-deepspeed.csv",)))
     figure = plot_tflops(load_frames([]).runs, published[published["gpus"] >= 512])
     assert len(png(figure)) > 4_000
-    assert [text.get_text() for text in figure.axes[0].texts] == ["no valid run to show"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["no valid run with a rate"]
     assert figure.axes[1].get_xscale() == "linear"
 
 
 def test_tflops_of_a_foreign_log_as_it_prints_them(tmp_path: Path) -> None:
-    """Such a row has neither model nor GPUs; what it prints is drawn in a mark of its own."""
+    """Such a row has neither model nor GPUs; what it prints is drawn in a mark of its own.
+
+    A valid run without a rate and one that is not valid are counted apart.
+    """
     make_run(tmp_path / "own")
     runs = load_frames([tmp_path]).runs
     unknown = ["model", "hardware", "device", "gpus", "step_time_low_s", "step_time_high_s", "peak_tflops_per_gpu"]
     unknown += [f"{name}_tflops_per_gpu" for name in ("model", "hardware", "megatron")]
     foreign = runs.assign(run="train.log", **dict.fromkeys(unknown), printed_tflops_per_gpu=120.5)
     nothing = foreign.assign(run="bare.log", printed_tflops_per_gpu=None)
-    both = pd.concat([runs, foreign.astype(runs.dtypes), nothing.astype(runs.dtypes)], ignore_index=True)
+    failed = runs.assign(run="failed", valid=False)
+    rows = [runs, foreign.astype(runs.dtypes), nothing.astype(runs.dtypes), failed.astype(runs.dtypes)]
+    both = pd.concat(rows, ignore_index=True)
     figure = plot_tflops(both)
     assert len(png(figure)) > 3_000
     (axis,) = figure.axes
@@ -205,14 +257,17 @@ def test_tflops_of_a_foreign_log_as_it_prints_them(tmp_path: Path) -> None:
     assert (np.asarray(printed.get_xdata()).tolist(), np.asarray(printed.get_ydata()).tolist()) == ([120.5], [1])
     model = next(line for line in axis.lines if line.get_label() == "model FLOPs")
     assert np.asarray(model.get_ydata()).tolist() == [0]
-    assert axis.get_title("left").startswith("toy on test_gpu\n2 run(s), 1 left out as not valid\n")
-    (axis,) = plot_tflops(both[1:]).axes
-    assert axis.get_title("left").startswith("model not stated\n1 run(s), 1 left out as not valid\n")
+    assert axis.get_title("left").startswith("toy on test_gpu\n2 run(s); left out: 1 not valid, 1 without a rate\n")
+    (axis,) = plot_tflops(both[1:3]).axes
+    assert axis.get_title("left").startswith("model not stated\n1 run(s); left out: 1 without a rate\n")
 
 
 def test_tflops_carry_the_interval_of_the_median(tmp_path: Path) -> None:
-    """Steps of 0.4, 0.5 and 0.8 s: the rate at the interval's ends is the median's times 0.5/0.4 and 0.5/0.8."""
-    make_run(tmp_path / "run", attempts=[Attempt([0.5, 0.5, 0.4, 0.4, 0.5, 0.5, 0.5, 0.8, 0.8])])
+    """Eight steady steps of 0.4 to 0.8 s in no order have the interval from the least to the most, rank 4 - 2.77 = 1.
+
+    The rate at its ends is the median's times 0.5/0.4 and 0.5/0.8.
+    """
+    make_run(tmp_path / "run", attempts=[Attempt([0.5, 0.5, 0.4, 0.8, 0.5, 0.5, 0.8, 0.4, 0.5, 0.5])])
     (row,) = load_frames([tmp_path]).runs.to_dict("records")
     assert (row["step_time_low_s"], row["step_time_s"], row["step_time_high_s"]) == (0.4, 0.5, 0.8)
     (axis,) = plot_tflops(load_frames([tmp_path]).runs).axes
@@ -231,6 +286,24 @@ def test_tflops_of_many_runs_are_cut_with_a_word(tmp_path: Path) -> None:
     assert len(axis.get_yticks()) == MAX_ROWS
 
 
+def test_words_of_the_tflops_stay_inside(tmp_path: Path) -> None:
+    """Long names make the axis narrow; title and label of the axis then wrap, or reach below the names."""
+    for number in range(2):
+        make_run(tmp_path / f"{'long-name-' * 5}{number}")
+    runs = load_frames([tmp_path]).runs
+    half = runs.assign(model="a model with a name that is quite long", valid=[True, False])
+    nothing = runs.assign(run="bare", **dict.fromkeys(RATES)).astype(runs.dtypes)
+    figure = plot_tflops(pd.concat([half.astype(runs.dtypes), nothing], ignore_index=True))
+    png(figure)
+    (axis,) = figure.axes
+    width = figure.get_window_extent().x1
+    title = next(text for text in axis.findobj(Text) if text.get_text().startswith("a model with"))
+    for text in (title, axis.xaxis.label):
+        box = text.get_window_extent()
+        assert box.x0 >= 0, text.get_text()
+        assert box.x1 <= width, text.get_text()
+
+
 def test_scaling_of_runs_beside_published_points(tmp_path: Path) -> None:
     for nodes, step_time_s in ((1, 0.5), (2, 0.625)):
         make_run(tmp_path / f"run-{nodes}", toy_config(nodes=nodes), [Attempt([step_time_s] * 10)])
@@ -241,7 +314,7 @@ def test_scaling_of_runs_beside_published_points(tmp_path: Path) -> None:
     assert len(png(figure)) > 4_000
     ours, theirs = figure.axes
     assert ours.get_title("left") == (
-        "Own runs: weak scaling, same batch per GPU\ntoy\ntest_gpu\n2 run(s), no FLOP count enters"
+        "Own runs: weak scaling, same batch per GPU\ntoy on test_gpu\n2 run(s), no FLOP count enters"
     )
     assert ours.get_ylabel() == "scaling efficiency (%), from tokens/s"
     assert ours.get_xlabel() == "GPUs (nodes)"
@@ -258,19 +331,56 @@ def test_scaling_without_anything_to_compare(tmp_path: Path) -> None:
         figure = plot_scaling(scaling_efficiency(load_frames([root]).runs, "strong"))
         assert len(png(figure)) > 1_000
         assert message in figure.axes[0].texts[0].get_text().replace("\n", " ")
+        assert figure.get_figheight() < 2, "a sentence, not an empty panel"
 
 
 def test_a_long_message_stays_inside_its_panel(tmp_path: Path) -> None:
     scaling = scaling_efficiency(load_frames([tmp_path / "none"]).runs, "weak")
-    figure = plot_scaling(replace(scaling, messages=("some_long_name_of_a_log.log, " * 60,)))
+    published = as_runs(load_published(files=("azure-deepspeed.csv",))).query("valid and seq_len == 1024")
+    figure = plot_scaling(
+        replace(scaling, group_messages=("some_long_name_of_a_log.log, " * 60,)), scaling_efficiency(published, "weak")
+    )
     png(figure)
-    (axis,) = figure.axes
+    axis = figure.axes[0]
     panel, text = axis.get_window_extent(), axis.texts[0].get_window_extent()
     assert panel.x0 <= text.x0
     assert text.x1 <= panel.x1
     assert panel.y0 <= text.y0
     assert text.y1 <= panel.y1
     assert axis.texts[0].get_text().endswith(" …")
+
+
+def test_points_stay_between_the_edges(tmp_path: Path) -> None:
+    for nodes in (1, 2):
+        make_run(tmp_path / f"run-{nodes}", toy_config(nodes=nodes))
+    (axis,) = plot_scaling(scaling_efficiency(load_frames([tmp_path]).runs, "weak")).axes
+    assert axis.get_xlim() == pytest.approx((4 / 1.25, 8 * 1.25))
+
+
+def test_dollars_are_no_formulas(tmp_path: Path) -> None:
+    r"""Between two of them matplotlib would read TeX, and refuse ``$\x$``."""
+    end = {"state": "failed", "end_reason": "exception", "message": r"cannot read $\frac{$"}
+    for nodes, ends in ((1, None), (2, None), (4, end)):
+        run = make_run(tmp_path / rf"$\x$ {nodes}", toy_config(nodes=nodes), [Attempt([0.5] * 10, end=ends)])
+        make_samples(run)
+    frames = load_frames([tmp_path])
+    runs, steps = frames.runs, frames.steps
+    failed = runs[~runs["valid"]]["folder"].item()
+    (summary,) = run_summaries(runs[runs["folder"] == failed])
+    result = goodput(runs, steps, frames.attempts)
+    named = [
+        plot_run(summary, frames.steps_of(failed)),
+        plot_tflops(runs),
+        plot_memory(load_memory_terms(runs).terms, measured_memory(runs, frames.samples), runs),
+        plot_goodput(result, runs),
+        plot_wall_clock(result, runs),
+        plot_telemetry(frames.samples, runs, failed),
+    ]
+    for figure in [*named, plot_scaling(scaling_efficiency(runs, "weak")), plot_memory_agreement(runs)]:
+        assert len(png(figure)) > 3_000
+    for figure in named:
+        assert any(r"$\x$ " in text.get_text() for text in figure.findobj(Text))
+    assert any(r"cannot read $\frac{$" in text for text in texts(named[0]).splitlines())
 
 
 def test_scaling_on_cpu_speaks_of_ranks(tmp_path: Path) -> None:

@@ -137,3 +137,22 @@ def test_numbers_in_quotes_are_told_once(tmp_path: Path) -> None:
     events = events_of_text(HfTrainerFormat(), text, tmp_path)
     assert facts(events, "trait") == [{"name": "numbers_as_strings"}]
     assert [record["loss"] for record in steps(events)] == [1.5, 1.4]
+
+
+def test_position_of_ms_swift_is_no_number_in_quotes(tmp_path: Path) -> None:
+    text = (
+        "{'loss': 1.5, 'grad_norm': 2.25, 'learning_rate': 1e-05, 'memory(GiB)': 66.5, 'epoch': 0.01, "
+        "'global_step/max_steps': '5/1000', 'percentage': '0.50%', 'elapsed_time': '42s'}\n"
+    )
+    events = events_of_text(HfTrainerFormat(), text, tmp_path)
+    assert facts(events, "trait") == []
+    wanted = {"iteration": 5, "total_iterations": 1000, "loss": 1.5, "mem_gib": 66.5, "epoch": 0.01}
+    assert_fields(steps(events), [wanted])
+
+
+def test_flops_of_the_table_are_in_units_of_a_power_of_two(tmp_path: Path) -> None:
+    text = (
+        "***** train metrics *****\n  total_flos               =        3GF\n  train_loss               =     2.125\n"
+    )
+    (final,) = facts(events_of_text(HfTrainerFormat(), text, tmp_path), "final")
+    assert final == {"total_flos": 3 * 2**30, "train_loss": 2.125}

@@ -74,3 +74,13 @@ def test_skipped_steps_alone_are_a_log_if_their_loss_scale_is_told(tmp_path: Pat
     assert (reading.system, find_conditions(reading).flags) == ("deepspeed", ("overflow_lines",))
     with pytest.raises(RecordError, match=r"some\.log: 1 lines, none of a known system; known: bigscience, "):
         read(tmp_path, "Gradient overflow.  Skipping step")
+
+
+def test_a_trainer_names_the_system_before_the_engine_beneath_it(tmp_path: Path) -> None:
+    built = "[2023-05-06 10:00:00,100] [INFO] [logging.py:60:log_dist] [Rank 0] step=0, skipped=0, lr=[5e-05], mom=[[0.9, 0.999]]"
+    final = "{'train_runtime': 250.5, 'train_samples_per_second': 4.0, 'train_steps_per_second': 0.008, 'epoch': 1.0}"
+    reading = read(tmp_path, built, OVERFLOW, OVERFLOW, final, final)
+    assert (reading.system, len(reading.records)) == ("hf-trainer", 0)
+    assert reading.fact_rows("final")[-1]["copies_of_final_dict"] == 2
+    # An engine that is being built has made no step.
+    assert len(read(tmp_path, built, OVERFLOW).records) == 0

@@ -225,7 +225,9 @@ def test_problems_are_listed(page: Node) -> None:
 
 
 def test_plan_and_measurement_stand_side_by_side(sweep: Frames) -> None:
-    runs = sweep.runs.assign(predicted_step_time_s=sweep.runs["step_time_s"] * 0.9)
+    predicted = sweep.runs["step_time_s"] * 0.9
+    error = predicted / sweep.runs["step_time_s"] - 1
+    runs = sweep.runs.assign(predicted_step_time_s=predicted, prediction_error=error)
     frames = Frames(runs, sweep.steps, sweep.attempts, sweep.samples)
     missing = PublishedResults(problem="x: no published results")
     page = read_page(render_html(frames, published=missing, max_pictures=0))
@@ -274,14 +276,43 @@ def test_a_comparison_is_a_part_of_the_page(tmp_path: Path, seconds: float, tone
     assert verdict.text.startswith("Regression: 1 of 1" if tone == "bad" else "No regression shown in 1")
     row = table_rows(page, "comparison-table")[0]
     assert (row["Metric"], row["Verdict"]) == ("step time", "slower" if tone == "bad" else "within 5 %")
+    assert "of the medians of one run a side, of the geometric means of three runs or more" in part.words()
 
 
 def test_dollars_in_names_are_no_formulas(tmp_path: Path) -> None:
     for nodes in (1, 2):
         make_run(tmp_path / rf"$\{nodes}$", toy_config(nodes=nodes))
-    runs = load_frames([tmp_path]).runs
+    frames = load_frames([tmp_path])
+    assert throughput_picture(frames.runs, None) is not None
+    assert scaling_picture(scaling_efficiency(frames.runs, "weak")) is not None
+    page = read_page(render_html(frames))
+    assert r"$\1$" in [row["Run"] for row in table_rows(page, "runs-table")]
+
+
+def test_a_rate_that_only_a_log_prints_is_drawn(sweep: Frames) -> None:
+    rates = dict.fromkeys(f"{name}_tflops_per_gpu" for name in ("model", "hardware", "megatron"))
+    runs = sweep.runs.assign(**rates, printed_tflops_per_gpu=120.5).astype(sweep.runs.dtypes)
     assert throughput_picture(runs, None) is not None
-    assert scaling_picture(scaling_efficiency(runs, "weak")) is not None
+    assert throughput_picture(runs.assign(printed_tflops_per_gpu=None).astype(runs.dtypes), None) is None
+
+
+@pytest.mark.parametrize(("num_logs", "is_open"), [(3, True), (80, False)])
+def test_long_lists_of_names_are_folded(num_logs: int, is_open: bool) -> None:
+    """The page names every log; 80 names of 15 letters with their commas are more than 1,200 letters."""
+    rows = [
+        RunSummary(f"/x/{n}", f"run-{n:05}.output", source="megatron-lm", tokens_per_s=9.0, valid=True)
+        for n in range(num_logs)
+    ]
+    runs = pd.DataFrame(list(map(asdict, rows)), columns=list(RUN_DTYPES)).astype(RUN_DTYPES)
+    frames = replace(load_frames([]), runs=runs)
+    lists = read_page(render_html(frames, max_pictures=0)).by_id("scaling").all("details")
+    assert [node.all("summary")[0].words() for node in lists] == [
+        "Strong scaling: messages (1)",
+        "Weak scaling: messages (1)",
+    ]
+    for node in lists:
+        assert ("open" in node.attributes) == is_open
+        assert f"run-{num_logs - 1:05}.output" in node.words()
 
 
 def test_logs_of_other_systems_have_rows_with_what_they_know(sweep: Frames) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
-from hpctrain.analysis.frames import load_frames, read_run
+from hpctrain.analysis.frames import RUN_DTYPES, load_frames, read_run
 from hpctrain.analysis.report.terminal import render_summary, render_text, summary_table, write_summary
+from hpctrain.analysis.run_row import FLOP_CONVENTIONS, RunSummary
 from hpctrain.analysis.summary import summarise
 from hpctrain.record.paths import RunPaths
 from hpctrain.units import gib
@@ -88,6 +90,81 @@ def test_summary_of_an_unreadable_folder(tmp_path: Path) -> None:
     text = render_summary(summarise(read_run(run)))
     assert text.splitlines()[1] == "state    unreadable, 0 of unknown steps recorded"
     assert text.splitlines()[2].startswith(f"problem  {run.plan}: Expecting property name")
+
+
+LOG = RunSummary("/x/train.log", "train.log", source="megatron-lm", state="unknown", num_recorded_steps=12, valid=True)
+
+
+def test_summary_of_a_log_says_what_is_known_of_it() -> None:
+    """A log without a model is valid all the same; only a run folder without a plan has a problem."""
+    row = replace(
+        LOG, num_parameters=7 * 10**9, gpus=64, parallelism="tp8", precision="bf16", num_steps=500, final_loss=2.125,
+        num_steady_steps=9, step_time_s=1.5, step_time_low_s=1.25, step_time_high_s=1.75, tokens_per_s=65536.0,
+        tokens_per_s_per_gpu=1024.0, wall_tokens_per_s=50000.0, lost_time_share=0.25, printed_tflops_per_gpu=142.25,
+        printed_convention="hardware", mfu=0.41, peak_memory_bytes=3 * 2**30, damaged_lines=2,
+    )  # fmt: skip
+    assert summary_table(row) == [
+        ("log", "/x/train.log"),
+        ("system", "megatron-lm"),
+        ("state", "unknown, 12 of 500 steps recorded, 2 damaged line(s)"),
+        ("model", "model not stated, 7 B parameters, 64 GPUs, tp8, bf16"),
+        ("final loss", "2.125, as the log tells it"),
+        ("median step time", "1.5 s (95 % interval 1.25 to 1.75 s; 9 steady step(s))"),
+        ("throughput", "65,536 tokens/s, 1,024 per GPU"),
+        (
+            "by the wall clock",
+            "50,000 tokens/s over all attempts; 25.0% of the time was not spent in steps of the curve",
+        ),
+        ("TFLOP/s per GPU, printed", f"142.2 (FLOP count: hardware, {FLOP_CONVENTIONS['hardware']})"),
+        ("MFU", "41.0%"),
+        ("peak memory", "3.00 GiB, as the log tells it"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        pytest.param({}, {"throughput": "not measured"}, id="nothing"),
+        pytest.param(
+            {"num_steady_steps": 9},
+            {"throughput": "not known: the log tells neither tokens/s nor batch and sequence"},
+            id="step time",
+        ),
+        pytest.param(
+            {"num_steady_steps": 9, "tokens_per_s_per_gpu": 512.0},
+            {"throughput": "512 tokens/s per GPU"},
+            id="rate of a GPU",
+        ),
+        pytest.param(
+            {"printed_tflops_per_gpu": 16.4, "printed_convention": "unknown"},
+            {"TFLOP/s per GPU, printed": "16.4 (FLOP count: unknown)"},
+            id="convention not stated",
+        ),
+        pytest.param({"model": "gpt2", "gpus": 1, "hardware": "A100"}, {"model": "gpt2, 1 GPU, A100"}, id="model"),
+        pytest.param(
+            {"valid": False, "reason": "no steady record among 12"},
+            {"not for comparison": "no steady record among 12"},
+            id="not valid",
+        ),
+    ],
+)
+def test_summary_of_a_log_that_tells_little(known: dict[str, Any], told: dict[str, str]) -> None:
+    table = dict(summary_table(replace(LOG, **known)))
+    assert "problem" not in table
+    assert table["state"] == "unknown, 12 steps recorded"
+    assert table.items() >= told.items()
+    assert all(table.values()), "no line without a text"
+
+
+def test_dozens_of_logs_are_counted_not_named() -> None:
+    names = [f"{number:02}.log" for number in range(30)]
+    rows = [replace(LOG, folder=f"/x/{name}", run=name, tokens_per_s=9.0) for name in names]
+    runs = pd.DataFrame([asdict(row) for row in rows], columns=list(RUN_DTYPES)).astype(RUN_DTYPES)
+    text = render_text(replace(load_frames([]), runs=runs))
+    messages = " ".join(text.split("No scaling efficiency:")[1].split())
+    assert messages.count("00.log, 01.log, 02.log, 03.log and 26 more") == 2
+    assert "04.log" not in messages
+    assert messages.endswith("each run by name: -o report.html")
 
 
 def test_several_runs_as_one_text(tmp_path: Path) -> None:
