@@ -80,6 +80,8 @@ def test_without_slurm_one_clear_error_and_nothing_left_behind(tmp_path: Path) -
         "percent",
         "data",
         "plan-does-not-fit",
+        "tokens",
+        "tokens-of-submit",
         "does-not-fit",
         "no-gpus",
         "verb",
