@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import gc
 import os
 import re
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _HYDRA_FLAGS = ("--hydra-help", "--info", "-i", "--shell-completion", "-sc")
 _HYDRA_VERBS = ("submit", "plan")
 _VERB = re.compile(r"[A-Za-z_][\w-]*")
-_EXIT_RUN_FAILED = 1
+_EXIT_FAILED = 1
 
 
 def main() -> None:
@@ -41,8 +42,9 @@ def main() -> None:
         # A C locale must not stop a name with an umlaut from being printed.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        # Under a C locale the words come with escapes for what is not ASCII; they are UTF-8 all the same.
-        code = run([os.fsencode(word).decode("utf-8", "replace") for word in sys.argv[1:]])
+        # Under a C locale the words come with escapes for what is not ASCII; they are UTF-8 all the same, but for file names.
+        code = run([os.fsencode(word).decode("utf-8", "surrogateescape") for word in sys.argv[1:]])
+        sys.stdout.flush()
     except HpctrainError as error:
         print(f"hpctrain: {error}", file=sys.stderr)
         code = error.exit_code
@@ -50,9 +52,19 @@ def main() -> None:
         code = 130
     except BrokenPipeError:
         # `plan | head`: the reader has what it wanted; without this Python complains once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
         code = EXIT_OK
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _silence_stdout()
+        print(f"hpctrain: the output cannot be written: {error.strerror}", file=sys.stderr)
+        code = _EXIT_FAILED
     sys.exit(code)
+
+
+def _silence_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run(words: Sequence[str]) -> int:
@@ -103,6 +115,8 @@ def _parse_compose_words(words: Sequence[str]) -> _ComposeWords:
     for word in overrides:
         if word.startswith("-"):
             raise ConfigError(f"{word}: is no option of this verb; see python -m hpctrain --help")
+        if not word.isprintable() and any("\udc80" <= letter <= "\udcff" for letter in word):
+            raise ConfigError(f"{word!r}: must be UTF-8")
     dirs = tuple(Path(folder) for folder in known.config_dir)
     for folder in dirs:
         if not folder.is_dir():
@@ -233,7 +247,7 @@ def _wait(run_paths: RunPaths, plan: RunPlan) -> int:
     (status,) = collect_status([run_paths])
     if status.state != "COMPLETED":
         print(f"hpctrain: the run ended as {status.state}: {status.detail}\nlogs: {run_paths.logs}", file=sys.stderr)
-        return (attempt.exit_code if attempt else None) or _EXIT_RUN_FAILED
+        return (attempt.exit_code if attempt else None) or _EXIT_FAILED
     cli_records.require_analysis("the result's table")
     from hpctrain.analysis.report.terminal import write_summary
 

@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,8 +79,7 @@ def _runs_in(folders: Sequence[Path]) -> list[RunPaths]:
     for folder in folders:
         runs, not_opened = search_runs(folder.absolute())
         found += runs
-        for problem in not_opened:
-            print(f"hpctrain: {problem}", file=sys.stderr)
+        _tell(not_opened)
     return found
 
 
@@ -101,11 +100,14 @@ def report(words: Sequence[str]) -> int:
     needs_steps = bool(known.against) or any(path.suffix.lower() == SUFFIXES[0] for path in known.output)
     found = find_sources(known.folders)
     if len(found.runs) == 1 and not (found.logs or known.output or known.against or known.json):
+        _tell(found.problems)
         print(write_summary(found.runs[0]))
         return EXIT_OK
     frames = load_frames(known.folders, steps=needs_steps, samples=needs_steps)
     if frames.runs.empty:
         raise ConfigError("\n".join(frames.problems))
+    if known.output or known.against:
+        _tell(frames.problems)
     comparison = None
     if known.against:
         tolerance = DEFAULT_TOLERANCE if known.tolerance is None else known.tolerance
@@ -122,6 +124,11 @@ def report(words: Sequence[str]) -> int:
     elif not known.output:
         print(render_text(frames))
     return EXIT_OK
+
+
+def _tell(problems: Iterable[str]) -> None:
+    for problem in problems:
+        print(f"hpctrain: {problem}", file=sys.stderr)
 
 
 def _report_parser() -> argparse.ArgumentParser:
@@ -160,24 +167,27 @@ def read_log(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="every record, in fixed field names and units")
     known = parser.parse_args(list(words))
     require_analysis("read-log")
-    from hpctrain.analysis.logs.log_json import log_json
+    from hpctrain.analysis.logs.log_json import write_log_json
     from hpctrain.analysis.logs.log_text import render_log
     from hpctrain.analysis.logs.reading import read_log as read
 
-    if len(known.files) == 1:
-        reading = read(known.files[0])
-        print(log_json(reading) if known.json else render_log(reading), end="" if known.json else "\n")
-        return EXIT_OK
-    problems = []
-    texts = []
+    several = len(known.files) > 1
+    failed, start = False, "[\n" if several and known.json else ""
     for path in known.files:
         try:
             reading = read(path)
         except RecordError as error:
-            problems.append(str(error))
+            if not several:
+                raise
+            print(f"hpctrain: {error}", file=sys.stderr)
+            failed = True
             continue
-        texts.append(log_json(reading).rstrip() if known.json else render_log(reading))
-    print("[\n" + ",\n".join(texts) + "\n]" if known.json else "\n\n".join(texts))
-    for problem in problems:
-        print(f"hpctrain: {problem}", file=sys.stderr)
-    return RecordError.exit_code if problems else EXIT_OK
+        print(start, end="")
+        if known.json:
+            write_log_json(reading, sys.stdout)
+        else:
+            print(render_log(reading))
+        start = ",\n" if known.json else "\n"
+    if several and known.json:
+        print("]" if start == ",\n" else "[\n]")
+    return RecordError.exit_code if failed else EXIT_OK

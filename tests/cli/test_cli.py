@@ -139,3 +139,15 @@ def test_a_c_locale_prints_what_it_can() -> None:
 
 def test_version() -> None:
     assert hpctrain("--version").stdout.startswith("hpctrain ")
+
+
+def test_a_full_device_is_one_message() -> None:
+    with Path("/dev/full").open("w") as full:
+        answer = subprocess.run(
+            [sys.executable, "-m", "hpctrain", "plan", "model=tiny"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert (answer.returncode, answer.stderr) == (
+        1,
+        "hpctrain: the output cannot be written: No space left on device\n",
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -113,6 +115,19 @@ def test_report_writes_every_kind_of_file_and_nothing_into_the_runs(
     assert answer.stdout.splitlines() == [f"report {file}" for file in files]
     assert set(pd.read_parquet(files[2])["source"]) == {"hpctrain", "maxtext"}
     assert sorted(run.root.rglob("*")) == before
+
+
+def test_a_missing_folder_beside_a_run_is_told(hpctrain: Callable[..., Answer], tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    answer = hpctrain("report", "run", "missing")
+    assert answer.returncode == 0
+    assert "missing: no such folder" in answer.stderr
+
+
+def test_a_file_whose_name_is_no_text(hpctrain: Callable[..., Answer], tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.log")
+    shutil.copy(LOG, tmp_path / name)
+    assert "system      maxtext" in hpctrain("read-log", name).stdout
 
 
 def test_the_runs_as_json(hpctrain: Callable[..., Answer], tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ _QUOTED = re.compile(rf"['\"]: ['\"]{NUMBER}['\"]")
 _POSITION = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")
 """Of ms-swift."""
 _TAIL = re.compile(r"\A[^{]*'epoch': [\d.'\"]+\}")
-_UNNAMED = re.compile(r"(?:\A|[^:\s\d])\s*\d+%\|[^|]*\| \Z")
-"""What stands before the position of the Trainer's bar; bars of data sets and checkpoints carry a name (``Map:  33%|``)."""
+_UNNAMED = re.compile(r"(?:\A|[^:\s\d])\s*\d+%\Z")
+_MAX_NAME = 64
 _NAMES = {
     "loss": "loss",
     "grad_norm": "grad_norm",
@@ -73,6 +73,16 @@ _SAME_RUN = 0.01
 """Run times that differ by less than this share are copies of one result by several ranks."""
 
 
+def _is_unnamed(text: str, position: int) -> bool:
+    """The bar whose position stands there is the Trainer's; bars of data sets and checkpoints carry a name (``Map:  33%|``).
+
+    Looks back from the bar only: thousands of them can stand in one line.
+    """
+    bar = text.rfind("|", 0, max(0, position - 2))
+    head = text[max(0, bar - _MAX_NAME) : bar]
+    return text[max(0, position - 2) : position] == "| " and bar >= 0 and _UNNAMED.search(head) is not None
+
+
 class HfTrainerFormat:
     """Reads the console log of transformers' Trainer and of programs built on it."""
 
@@ -106,7 +116,7 @@ class HfTrainerFormat:
         if self.wants_next or _TABLE_HEAD in text:
             self._table(line)
         for match in BAR.finditer(text):
-            if match["rate"] and not match["metrics"] and _UNNAMED.search(text[: match.start()]):
+            if match["rate"] and not match["metrics"] and _is_unnamed(text, match.start()):
                 yield from self._next_bar(FactEvent(line.number, "bar", bar_fields(match)))
         for found in _DICT.finditer(text):
             yield from self._dict(line, found[0])
