@@ -12,10 +12,9 @@ from typing import Literal
 
 import pandas as pd
 
-from hpctrain.analysis.published import HARDWARE_CONVENTION
 from hpctrain.analysis.published_runs import row_shape
 from hpctrain.analysis.validation import CALIBRATION, validation_rows
-from hpctrain.plan.flop_conventions import convert
+from hpctrain.plan.flop_conventions import HARDWARE_SPELLING, convert
 
 FILE = "azure-deepspeed.csv"
 FigureName = Literal["3a", "3b", "5a", "5b", "6", "7"]
@@ -129,7 +128,7 @@ def _published_rows(figure: AzureFigure, published: pd.DataFrame) -> pd.DataFram
     """The rows of one figure, by the caption: quoted runs of others and other sequence lengths stay out."""
     rows = published[
         (published["file"] == FILE)
-        & (published["tflops_convention"] == HARDWARE_CONVENTION)
+        & (published["tflops_convention"] == HARDWARE_SPELLING)
         & (published["seq_len"] == figure.seq_len)
         & published["tflops_per_gpu"].notna()
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from hpctrain.errors import RecordError, known_names_hint
+from hpctrain.plan.flop_conventions import HARDWARE_SPELLING
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SHIPPED = _PACKAGE / "_published"
@@ -24,9 +25,6 @@ EVIDENCE = ("EXACT", "DIGITISED", "DERIVED", "RELATIVE", "QUOTED")
 """First word of ``notes``: how the figure of a row came about."""
 FLAGS = {"STATUS=OOM": "out of memory", "CHECK": "the source contradicts itself"}
 """Words in ``notes`` of rows that are no result of a run, or none to rely on."""
-
-HARDWARE_CONVENTION = "hardware incl. recompute"
-"""In the files, the count that this project calls ``megatron``."""
 
 
 def load_published(folder: Path = PUBLISHED_DIR, files: Collection[str] | None = None) -> pd.DataFrame:
@@ -80,7 +78,7 @@ def as_runs(published: pd.DataFrame) -> pd.DataFrame:
     """
     per_micro_step = published["micro_batch_per_gpu"] * published["dp"]
     tokens_per_s = published["global_batch"] * published["seq_len"] / published["step_time_s"]
-    is_megatron = published["tflops_convention"] == HARDWARE_CONVENTION
+    is_megatron = published["tflops_convention"] == HARDWARE_SPELLING
     text = published[["num_gpus", "micro_batch_per_gpu"]].astype("string").fillna("?")
     reason = published["flag"].map(FLAGS).astype("string")
     reason = reason.fillna("no step time published").where(reason.notna() | tokens_per_s.isna(), "")

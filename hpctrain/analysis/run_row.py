@@ -18,7 +18,7 @@ OWN_SOURCE = "hpctrain"
 
 FLOP_CONVENTIONS = {
     "model": "forward and backward once, dense attention",
-    "hardware": "what is executed: the same, and recomputation",
+    "hardware": "what is executed: the model count and recomputation",
     "megatron": "96·B·s·l·h²·(1 + s/6h + V/16lh): full recomputation always counted",
 }
 """The three counts of ``StepFlops`` by the names that tables and figures use."""

@@ -39,7 +39,7 @@ from hpctrain.analysis.scaling import Scaling
 
 _SERIES_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 _SERIES_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_PANEL_CHARACTERS = 48
+_PANEL_CHARACTERS = 42
 """Bold characters that fit above half of a figure."""
 MAX_ROWS = 40
 """Runs of one figure with a row each; more are not legible on a page."""
@@ -160,8 +160,10 @@ def plot_scaling(ours: Scaling, published: Scaling | None = None) -> Figure:
     panels = [(ours, "Own runs", "run(s)", "-")]
     if published is not None:
         panels.append((published, "Published", "point(s)", "--"))
-    num_labels = max(1 + scaling.points["group"].nunique() for scaling, *_ in panels)
-    below, above = 0.68 + 0.16 * num_labels, 0.78
+    drawn = [scaling.points[scaling.points["efficiency"].notna()] for scaling, *_ in panels]
+    num_labels = max(1 + points["group"].nunique() for points in drawn)
+    num_lines = max(2 + len(_what_was_scaled(points)) for points in drawn)
+    below, above = 0.68 + 0.16 * num_labels, 0.22 + 0.14 * num_lines
     height = below + 2.6 + above
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(3.6 * len(panels) + 0.4, height))
@@ -173,8 +175,8 @@ def plot_scaling(ours: Scaling, published: Scaling | None = None) -> Figure:
             _draw_scaling(axis, scaling, owner, unit, line_style)
             axis.legend(loc="upper left", bbox_to_anchor=(0, -0.52 / 2.6))
         axes[0].set_ylabel("scaling efficiency (%), from tokens/s")
-        drawn = [value for axis in axes for line in axis.lines for value in np.asarray(line.get_ydata(), dtype=float)]
-        axes[0].set_ylim(0, 1.08 * max(drawn))
+        highest = max(float(np.max(line.get_ydata())) for axis in axes for line in axis.lines)
+        axes[0].set_ylim(0, 1.08 * highest)
         return figure
 
 
@@ -190,8 +192,9 @@ def _draw_scaling(axis: Axes, scaling: Scaling, owner: str, unit: str, line_styl
         axis.set_xticks([])
         write_message(axis, _short_text("; ".join(scaling.short_messages) or "no run to compare"))
         return
-    what = textwrap.wrap(models_on_hardware(points), _PANEL_CHARACTERS)
-    axis.set_title("\n".join([title, *what, f"{points['num_runs'].sum()} {unit}, no FLOP count enters"]))
+    axis.set_title(
+        "\n".join([title, *_what_was_scaled(points), f"{points['num_runs'].sum()} {unit}, no FLOP count enters"])
+    )
     for number, (label, group) in enumerate(points.groupby("group", sort=False)):
         # The marker moves on by one with each round of the colours, so that no two of 49 series look alike.
         lap = number // len(_SERIES_COLOURS)
@@ -205,6 +208,11 @@ def _draw_scaling(axis: Axes, scaling: Scaling, owner: str, unit: str, line_styl
             label=f"{label} (base {_ranks(group['base_gpus'].iloc[0], group['device'].iloc[0])})",
         )
     _name_sizes(axis, points)
+
+
+def _what_was_scaled(points: pd.DataFrame) -> list[str]:
+    """Models and hardware in lines that fit above a panel."""
+    return textwrap.wrap(models_on_hardware(points), _PANEL_CHARACTERS)
 
 
 def _short_text(text: str) -> str:

@@ -298,7 +298,7 @@ def test_a_rate_that_only_a_log_prints_is_drawn(sweep: Frames) -> None:
 
 @pytest.mark.parametrize(("num_logs", "is_open"), [(3, True), (80, False)])
 def test_long_lists_of_names_are_folded(num_logs: int, is_open: bool) -> None:
-    """The page names every log; 80 names of 15 letters with their commas are more than 1,200 letters."""
+    """The page names every log; 80 names of 15 letters with their commas are more than 800 letters."""
     rows = [
         RunSummary(f"/x/{n}", f"run-{n:05}.output", source="megatron-lm", tokens_per_s=9.0, valid=True)
         for n in range(num_logs)

@@ -39,7 +39,7 @@ def test_summary_of_a_good_run(tmp_path: Path) -> None:
         # 10 steps of 1,024 tokens; 10 s before the first step, 2 + 1 + 8 x 0.5 s in steps
         ("by the wall clock", "602 tokens/s over all attempts; 58.8% of the time was not spent in steps of the curve"),
         ("TFLOP/s per GPU, model", "0.0001734 (forward and backward once, dense attention)"),
-        ("TFLOP/s per GPU, hardware", "0.0001734 (what is executed: the same, and recomputation)"),
+        ("TFLOP/s per GPU, hardware", "0.0001734 (what is executed: the model count and recomputation)"),
         (
             "TFLOP/s per GPU, megatron",
             "0.0002279 (96·B·s·l·h²·(1 + s/6h + V/16lh): full recomputation always counted)",
