@@ -6,11 +6,11 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from hpctrain.analysis.logs.events import Event, FactEvent, FactKind, Line, StepEvent, Value
+from hpctrain.analysis.logs.events import Event, FactEvent, FactKind, IncompleteEvent, Line, StepEvent, Value
 from hpctrain.analysis.logs.line_plan import LinePlan, LinePlans, PlanDraft
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)"
-_TIME_STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?)\]")
+_TIME_STAMP = re.compile(r"\[(?:[A-Z]+ )?(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?)\]")
 _STEP = re.compile(r"\bstep=(\d+), skipped=(\d+), lr=(.*?)(?:, mom=|$)")
 _FIRST_NUMBER = re.compile(_NUMBER)
 _SPEED_PLACE = re.compile(r"(?:epoch=\d+/micro_step=\d+/global_step=|(?<![\w./:])\d+/)(\d+), \w*SamplesPerSec=")
@@ -25,6 +25,7 @@ _SPEED_NAMES = {
 _PIPELINE = re.compile(
     rf"\bsteps: (\d+) loss: ({_NUMBER}) (?:\w+: {_NUMBER} )*iter time \(s\): ({_NUMBER}) samples/sec: ({_NUMBER})(?=\s|$)"
 )
+_PIPELINE_CUT = re.compile(rf"\bsteps: (\d+) loss: ({_NUMBER}) (?:\w+: {_NUMBER} )*iter time \(s\): (?:({_NUMBER}) )?")
 _TIMERS = re.compile(r"time \(ms\) \|(.*)")
 _TIMER = re.compile(rf"([\w-]+): ({_NUMBER})(?=\s|$)")
 _OVERFLOW_RANK = re.compile(r"OVERFLOW! Rank (\d+)")
@@ -153,17 +154,21 @@ def _engine_speed(line: Line) -> LinePlan:
 def _pipeline_step(line: Line) -> Iterator[Event]:
     match = _PIPELINE.search(line.text)
     # Three decimals are always printed: fewer at the end of the file are a number that was cut off.
-    if match is None or (not line.whole and not re.search(r"\.\d{3}$", match[4])):
+    is_cut = not line.whole and (match is None or not re.search(r"\.\d{3}$", match[4]))
+    if is_cut:
+        match = _PIPELINE_CUT.search(line.text)
+    if match is None:
         return
     loss = _finite(match[2])
-    fields: dict[str, Value] = {
-        "iteration": int(match[1]),
-        "loss": loss,
-        "time_per_iteration_s": _finite(match[3]),
-        "samples_per_s": _finite(match[4]),
-    }
+    fields: dict[str, Value] = {"iteration": int(match[1]), "loss": loss}
+    if match[3]:
+        fields["time_per_iteration_s"] = _finite(match[3])
     if loss is None:
         fields["loss_is_nan"] = True
+    if is_cut:
+        yield IncompleteEvent(line.number, fields)
+        return
+    fields["samples_per_s"] = _finite(match[4])
     yield StepEvent(line.number, fields)
 
 

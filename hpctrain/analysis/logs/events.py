@@ -24,6 +24,7 @@ FactKind = Literal[
     "engine_step",  # DeepSpeed's own line: iteration, skipped_total, learning_rate
     "engine_speed",  # DeepSpeed's timer: samples_per_s_running_avg, ds_curr_samples_per_s, mem_allocated_gb, ...
     "timers",  # name of a timer: milliseconds; belongs to the record before it
+    "of_last",  # fields of the record before it, in a line of their own
     "microstep",  # forward_ms, backward_ms, ...: not an optimizer step
     "comm_row",  # a row of a table of collectives
     "profile",  # a flops profiler's header
@@ -84,6 +85,8 @@ class StepEvent:
 
     line_number: int
     fields: Mapping[str, Value]
+    redrawn: bool = False
+    """A bar is drawn again at the same step: what it shows now replaces what it showed."""
 
 
 @dataclass(frozen=True, slots=True)

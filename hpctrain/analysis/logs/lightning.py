@@ -30,7 +30,7 @@ from hpctrain.analysis.logs.printed import (
 from hpctrain.analysis.logs.tqdm_bar import BAR, CUT_BAR, seconds_per_step
 
 _EPOCH = re.compile(r"\b(?:Epoch|Training epoch|Training:? epoch) (\d+)(?:/-?\d+)?:? ")
-_STEP = re.compile(r"Training epoch (?<!\wTraining epoch )(\d+), iteration (\d+)/(\d+)(?= \|)")
+_STEP = re.compile(r"Training epoch (\d+), iteration (\d+)/(\d+)(?= \|)")
 _LOSSES = ("reduced_train_loss", "train_loss", "loss")
 _MEASURED = {
     "train_step_timing in s": "time_per_iteration_s",
@@ -69,6 +69,8 @@ class LightningFormat:
 
     def __init__(self) -> None:
         self._last_bar: tuple[object, ...] = ()
+        self._last_place: tuple[object, ...] = ()
+        self._last_elapsed: float | None = None
         self._plans = LinePlans()
 
     def read(self, line: Line) -> Iterable[Event]:
@@ -130,13 +132,22 @@ class LightningFormat:
         if drawn == self._last_bar:
             return
         self._last_bar = drawn
+        redrawn = self._is_redrawn(line, fields, bar["elapsed_s"])
         for name in _ROUNDED:
             if name in fields and not fields[name]:
                 del fields[name]
         bar.update((name, fields[name]) for name in _OF_THE_BAR if name in fields)
         put_rank(fields, line.label)
-        yield StepEvent(line.number, fields)
-        yield FactEvent(line.number, "bar", bar)
+        yield StepEvent(line.number, fields, redrawn)
+        if not redrawn:
+            yield FactEvent(line.number, "bar", bar)
+
+    def _is_redrawn(self, line: Line, fields: Mapping[str, Value], elapsed_s: object) -> bool:
+        """True for the same step of the same loop: the bar advances first, and shows the step's loss with the next drawing."""
+        place = (line.label, fields.get("epoch"), fields["iteration"], fields["total_iterations"])
+        before, self._last_elapsed = self._last_elapsed, elapsed_s if isinstance(elapsed_s, int | float) else None
+        same, self._last_place = place == self._last_place, place
+        return same and before is not None and self._last_elapsed is not None and self._last_elapsed >= before
 
 
 def _step_plan(text: str, step: re.Match[str], rest: str) -> LinePlan:

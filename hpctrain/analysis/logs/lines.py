@@ -32,6 +32,12 @@ _MANY_ZEROS = b"0" * MAX_DIGITS
 _LINE_END = re.compile(rb"[\n\r]")
 _NULS = re.compile(rb"\0+")
 _MULTI_BYTE = re.compile(rb"[\xc3-\xf4][\x80-\xbf]")
+_ANY_NUMBER = re.compile(rb"0[0.,]*(?:[eE][-+]?0*)?[KMGTB]?|\b(?:nan|inf)\b")
+_DECIMALS = re.compile(rb"\.(\d{3,})\s*$")
+_CLOSED_BAR = re.compile(rb"(?:it/s|s/it)\]\s*$")
+"""Programs end in a bar without a line end."""
+_MIN_CUT_LENGTH = 4
+"""Any line may begin with fewer characters."""
 _BYTE_ORDER_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 _PLAIN_BAR = r"^[^|\]]*\d+%\|[^|]*\| *(?P<step>\d{1,15})/(?P<total>\d+) \[[^\],]*, *[^\],]*(?:it/s|s/it)\]\s*$"
@@ -100,6 +106,19 @@ def _without_overwritten(block: _Block, hits: Places) -> Places:
     return kept
 
 
+def _short(shape: bytes) -> bytes:
+    """A shape in which it does not count how numbers are spelled and how many blanks stand between words."""
+    return b" ".join(_ANY_NUMBER.sub(b"0", shape).split())
+
+
+def _has_all_decimals(end: bytes, known: list[bytes]) -> bool:
+    """True if a line ends in a number with as many decimals as all earlier ones had: it is printed in a fixed format."""
+    decimals = _DECIMALS.search(end)
+    return decimals is not None and {len(match[1]) for match in map(_DECIMALS.search, known) if match} == {
+        len(decimals[1])
+    }
+
+
 class LineScanner:
     """Iterates over the lines that hold a marker, each with the places of those formats whose markers it holds.
 
@@ -119,12 +138,25 @@ class LineScanner:
         self._markers = [tuple(text.encode().translate(self._shape) for text in texts) for texts in markers]
         self._pattern = "|".join(re.escape(text) for text in dict.fromkeys(text for texts in markers for text in texts))
         self._wanted: dict[bytes, tuple[int, ...]] = {}
+        self._open_end = b""
+        """The last piece, if no line end follows it and no line had its shape before."""
+        self._ends_whole = False
+        """Only the line end of the last piece is missing."""
         self._label_kinds: set[str] = set()
         self._seen_multi_byte = False
         self._with_bare_colours: bool | None = (
             None  # Told by the first piece: searching for it costs as much as all else.
         )
         self._num_undecodable = 0
+
+    @property
+    def is_cut(self) -> bool:
+        """True once the last line has come and is the start of a longer kind of line with a marker that stood before it."""
+        end = self._open_end
+        if not _MIN_CUT_LENGTH <= len(end.strip()) <= MAX_LINE_BYTES or _CLOSED_BAR.search(end):
+            return False
+        shape = _short(end.translate(self._shape))
+        return any(known != shape and known.startswith(shape) for known in map(_short, self._wanted))
 
     def __iter__(self) -> Iterator[tuple[Line, tuple[int, ...]]]:
         for data, whole in self._blocks():
@@ -217,8 +249,17 @@ class LineScanner:
         if with_returns:
             self.traits.add("carriage_return")
         block = _Block(data, whole, with_returns)
+        start = int(block.ends[-2]) + 1 if len(block.ends) > 1 else 0
+        end = b"" if whole else block.data[start : int(block.ends[-1])]
+        known = self._of_its_shape(end)
+        self._open_end, self._ends_whole = b"" if known else end, bool(known) and _has_all_decimals(end, known)
         yield from self._wanted_lines(block, self._hits(block))
         self.num_lines += block.num_lines
+
+    def _of_its_shape(self, raw: bytes) -> list[bytes]:
+        """Earlier lines with a marker that were like this one, but for digits and for the lengths of numbers."""
+        shape = _short(raw.translate(self._shape))
+        return [known for known in self._wanted if _short(known) == shape] if shape else []
 
     def _check_encoding(self, data: bytes) -> None:
         if data.isascii():
@@ -250,7 +291,8 @@ class LineScanner:
             wanted = self._wanted.get(shape)
             if wanted is None:
                 wanted = self._formats_of(shape)
-            yield self._line(self.num_lines + number, raw, shape, block.whole or hit + 1 < num_pieces), wanted
+            whole = block.whole or hit + 1 < num_pieces or (self._ends_whole and not self.follow)
+            yield self._line(self.num_lines + number, raw, shape, whole), wanted
             place = hit + 1
         while self.follow and place < num_pieces:
             yield self._line_at(block, place), ()

@@ -11,6 +11,7 @@ from pathlib import Path
 from hpctrain.analysis.logs.log_runs import LogRun, log_runs
 from hpctrain.analysis.logs.reading import read_log
 from hpctrain.errors import RecordError
+from hpctrain.record.files import plain_text
 
 LOG_NAME = re.compile(r".+\.(log|out|err|txt)(\.\d+)?(\.gz)?|.+\.[oe]\d+", re.IGNORECASE)
 """Names that logs have: ``train.log``, ``slurm-123.out``, ``rank0.err.gz``, rotated ``train.log.1``, and ``name.o123`` of PBS."""
@@ -37,11 +38,16 @@ def find_logs(root: Path, run_folders: Collection[Path] = ()) -> Iterator[Path]:
         return
     for folder, subfolders, names in os.walk(root):
         place = Path(folder)
-        subfolders[:] = sorted(name for name in subfolders if (place / name).resolve() not in run_folders)
-        if place.resolve() in run_folders:
+        subfolders[:] = sorted(name for name in subfolders if _real(place / name) not in run_folders)
+        if _real(place) in run_folders:
             subfolders.clear()
             continue
         yield from (place / name for name in sorted(names) if LOG_NAME.fullmatch(name))
+
+
+def _real(path: Path) -> Path:
+    """Links followed, as far as they do not lead in a circle."""
+    return Path(os.path.realpath(path))
 
 
 def load_logs(paths: Iterable[Path]) -> LogFiles:
@@ -52,5 +58,5 @@ def load_logs(paths: Iterable[Path]) -> LogFiles:
         try:
             runs += log_runs(read_log(path), path)
         except RecordError as error:
-            problems.append(str(error))
+            problems.append(plain_text(str(error)))
     return LogFiles(tuple(runs), tuple(problems))

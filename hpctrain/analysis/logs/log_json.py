@@ -15,7 +15,7 @@ import numpy.typing as npt
 from hpctrain.analysis.logs.conditions import find_conditions
 from hpctrain.analysis.logs.events import FactKind
 from hpctrain.analysis.logs.log_reading import LogReading
-from hpctrain.analysis.logs.record_columns import MAX_STEP
+from hpctrain.analysis.logs.record_columns import MAX_STEP, RecordColumns
 from hpctrain.analysis.logs.record_table import RecordTable
 from hpctrain.analysis.logs.speed_conditions import TOTAL_OVER_AVERAGE_TOLERANCE
 
@@ -184,7 +184,7 @@ def _effective(reading: LogReading) -> Iterator[list[int]]:
     records = reading.records
     segments, steps, attempts = (records.numbers(name) for name in ("segment", "iteration", "attempt"))
     known = np.abs(steps) <= MAX_STEP
-    last = np.flatnonzero(known)[_last_of_each(segments[known] + 1j * steps[known])]
+    last = np.flatnonzero(known)[_last_of_each(segments[known] + 1j * RecordColumns(reading).progress[known])]
     return ([int(steps[place]), int(attempts[place])] for place in last)
 
 

@@ -19,7 +19,9 @@ from hpctrain.analysis.logs.unit_checks import check_tflops, whole_quotient
 from hpctrain.analysis.run_row import FLOP_CONVENTIONS, RunSummary
 from hpctrain.analysis.validity import MAX_DEAD_SHARE
 from hpctrain.plan.devices import DEVICES
-from hpctrain.plan.flops import megatron_flops
+from hpctrain.plan.flops import megatron_flops, tflops_per_gpu
+from hpctrain.record.files import path_text, plain_text
+from hpctrain.units import TERA
 
 MAX_COUNT = 2**53
 """Of nodes, sequences, steps and the like; beyond it a number of a log is damage, and a float no longer exact."""
@@ -59,8 +61,8 @@ def _log_run(
 ) -> LogRun:
     table = marked_steps(columns, places)
     row = RunSummary(
-        folder=f"{path}{mark}",
-        run=f"{path.name}{mark}",
+        folder=f"{path_text(path)}{mark}",
+        run=f"{plain_text(path.name)}{mark}",
         source=columns.reading.system,
         damaged_lines=columns.reading.damaged_lines,
     )
@@ -221,7 +223,7 @@ def _megatron_tflops(row: RunSummary, columns: RecordColumns) -> float | None:
     if not (layers and hidden and vocab and row.global_batch_size and row.seq_len and row.step_time_s and row.gpus):
         return None
     flops = megatron_flops(row.global_batch_size, row.seq_len, layers, hidden, vocab)
-    return flops / row.step_time_s / row.gpus / 1e12
+    return tflops_per_gpu(flops, row.step_time_s, row.gpus)
 
 
 def _with_wall_clock(row: RunSummary, table: StepTable) -> RunSummary:
@@ -265,7 +267,7 @@ def _reasons(row: RunSummary, columns: RecordColumns, table: StepTable) -> list[
     printed, counted = row.printed_tflops_per_gpu, _megatron_tflops(row, columns)
     if printed is not None and counted is not None:
         # Printed and counted over the same time: the quotient of the two is that of their FLOPs.
-        check = check_tflops(printed, 1, 1.0, counted * 1e12)
+        check = check_tflops(printed, 1, 1.0, counted * TERA)
         if not check.consistent:
             reasons.append(f"{printed:.4g} TFLOP/s a GPU printed, {counted:.4g} by model, batch and time: {check.hint}")
     return reasons

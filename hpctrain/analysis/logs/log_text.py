@@ -9,7 +9,8 @@ from hpctrain.analysis.logs.conditions import find_conditions
 from hpctrain.analysis.logs.log_reading import LogReading
 from hpctrain.analysis.logs.log_runs import LogRun, log_runs
 from hpctrain.analysis.report.run_columns import MISSING
-from hpctrain.analysis.report.text_table import aligned
+from hpctrain.analysis.report.text_table import aligned, printable
+from hpctrain.record.files import plain_text
 
 _WIDTH = 100
 
@@ -19,7 +20,7 @@ def render_log(reading: LogReading) -> str:
     conditions = find_conditions(reading)
     damaged = f", {reading.damaged_lines:,} damaged" if reading.damaged_lines else ""
     head = [
-        f"file        {reading.file}: {reading.num_lines:,} lines{damaged}, {reading.encoding}",
+        f"file        {printable(plain_text(reading.file), kept='')}: {reading.num_lines:,} lines{damaged}, {reading.encoding}",
         f"system      {reading.system}: {reading.format}",
         f"records     {_records(reading)}",
     ]
@@ -45,7 +46,7 @@ _HEADER = ["RUN", "STATE", "STEPS", "STEP S", "TOKENS/S", "TF/GPU", "MFU %", "LO
 def _row(run: LogRun) -> list[str]:
     row = run.summary
     return [
-        f"{row.run}{'' if row.valid else ' !'}",
+        f"{printable(row.run, kept='')}{'' if row.valid else ' !'}",
         row.end_reason or row.state,
         str(row.num_recorded_steps),
         _number(row.step_time_s),
@@ -61,5 +62,5 @@ def _number(value: float | None) -> str:
 
 
 def _reasons(runs: tuple[LogRun, ...]) -> list[str]:
-    lines = [f"{run.summary.run}: {run.summary.reason}" for run in runs if not run.summary.valid]
+    lines = [printable(f"{run.summary.run}: {run.summary.reason}", kept="") for run in runs if not run.summary.valid]
     return ["", "Not for comparison (marked !):", *(f"  {line}" for line in lines)] if lines else []

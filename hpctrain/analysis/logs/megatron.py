@@ -32,6 +32,8 @@ _TIME_STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)|\[(\d
 _STEP_TIME = re.compile(
     r"Step Time\s*:\s*([\d.]+)\s*(ms|s)\b[^|]*?GPU utilization\s*:\s*([\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU"
 )
+_ONLY_LABEL = re.compile(r"\[[A-Za-z][\w.-]*\]:?")
+"""Of the record that follows in the same line."""
 _TIMERS_2021 = frozenset({"forward-recv", "backward-send-forward-recv", "backward-params-all-reduce"})
 _ORPHAN = re.compile(r"(?:number of (?:skipped|nan) iterations|samples per second):\s+[\d.]+ \|")
 _ORPHAN_WORDS = ("number of ", "samples per second:")
@@ -144,6 +146,8 @@ class MegatronFormat:
     def _records(self, line: Line, heads: list[re.Match[str]]) -> Iterator[Event]:
         """One line may hold several records, and other text before and after each."""
         text = line.text
+        if "Step Time" in text[: heads[0].start()]:
+            yield from self._other(Line(line.number, text[: heads[0].start()], line.label))
         for place, head in enumerate(heads):
             last = place + 1 == len(heads)
             body = text[head.end() : None if last else heads[place + 1].start()]
@@ -237,7 +241,11 @@ class MegatronFormat:
     def _judge(self, record: _Record, is_last: bool) -> Iterator[Event]:
         """Complete, cut off, or still open because the next line may belong to it."""
         rest = record.rest.strip()
-        ended = self._last_key in record.seen if self._last_key else record.last_key in _LAST_KEYS
+        if self._last_key:
+            ended = self._last_key in record.seen
+        else:
+            before_label = not is_last and _ONLY_LABEL.fullmatch(rest) is not None
+            ended = record.last_key in _LAST_KEYS or (before_label and bool(record.seen & _LAST_KEYS))
         if rest and (record.damaged or not begins_a_key(rest)):
             yield from self._give(record, complete=ended)
             if ended and not _OWN_PARTS.fullmatch(rest):
@@ -307,12 +315,15 @@ class MegatronFormat:
         self._evidence.look_at(text)
         if "Step Time" in text and not line.whole and not _STEP_TIME.search(text):
             yield IncompleteEvent(line.number, {"iteration": None})
-        elif match := _STEP_TIME.search(text):
+        elif speeds := list(_STEP_TIME.finditer(text)) if "Step Time" in text else []:
             self._evidence.signs.add("step time")
-            fields: dict[str, Value] = {"iteration": None}
-            put_value(fields, TIME_WITH_UNIT, match[1] + match[2])
-            put_value(fields, TFLOPS, match[3])
-            yield StepEvent(line.number, fields)
+            for speed in speeds:
+                fields: dict[str, Value] = {"iteration": None}
+                put_value(fields, TIME_WITH_UNIT, speed[1] + speed[2])
+                put_value(fields, TFLOPS, speed[3])
+                yield StepEvent(line.number, fields)
+            if len(speeds) > 1:
+                yield FactEvent(line.number, "trait", {"name": "glued_lines"})
         elif not line.whole and (match := _CUT_HEAD.search(text)):
             yield IncompleteEvent(line.number, {"iteration": int(match[1])})
         elif any(words in text for words in _ORPHAN_WORDS) and _ORPHAN.search(text) and "valid" not in text:

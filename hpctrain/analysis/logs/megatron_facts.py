@@ -26,6 +26,7 @@ FACT_MARKERS = (
     "loaded checkpoint",
     "after restart",
     "memory (MB) |",
+    "Effective Tera Flops per GPU: ",
     "TP=",
 )
 
@@ -37,10 +38,11 @@ _SAVED = re.compile(r"(?:successfully saved|saving) checkpoint (?:at|from) itera
 _LOADED = re.compile(
     r"(?:(successfully) loaded|loading) checkpoint from (?:\S+ )*?(?:\[[^\]]*\] )?at iteration\s+(\d+)"
 )
-_TIMER = re.compile(r"([\w/+-]+): (\d+\.\d+)")
+_TIMER = re.compile(r"(?<=\| )([\w/+-]+(?: [\w/+-]+)*): (\d+\.\d+)")
 _TIMER_ROW = re.compile(r"\s+([\w/+() -]+?) \.{2,}: (?:\((\d+\.\d+), (\d+\.\d+)\)|(\d+\.\d+))\s*$")
 _MEMORY = re.compile(r"\[Rank (\d+)\] \(after \d+ iterations\) memory \(MB\) \|")
 _MAX_ALLOCATED = re.compile(r"max allocated: (\d+\.?\d*) \|")
+_EFFECTIVE = re.compile(r"Effective Tera Flops per GPU: (\d+\.?\d*) ")
 _TOPOLOGY = re.compile(r"\s*[A-Za-z]+=\d+(?:[/, ]+[A-Za-z]+=\d+)+\s*$")
 _TOPOLOGY_NAMES = {
     "tp": "tp",
@@ -136,6 +138,8 @@ class MegatronFacts:
         elif "checkpoint" in text and (match := _LOADED.search(text)):
             if line.whole or match.end() < len(text):
                 yield FactEvent(line.number, "checkpoint_loaded", {"iteration": int(match[2])})
+        elif match := _EFFECTIVE.search(text):
+            yield FactEvent(line.number, "of_last", {"tflops_per_gpu": float(match[1]) or None})
         elif "] (after " in text:
             yield from self._memory(line)
         elif text.strip() == "after restart":

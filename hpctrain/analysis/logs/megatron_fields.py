@@ -63,6 +63,7 @@ _KEYS: dict[str, tuple[str, Kind]] = {
     "learningrate": ("learning_rate", "float"),
     "decoupledlearningrate": ("", "float"),
     "globalbatchsize": ("global_batch_size", "int"),
+    "gloablbatchsize": ("global_batch_size", "int"),
     "batchsize": ("", "int"),
     "batchsize(tokens)": ("", "other"),
     "lmloss": ("loss", "loss"),
@@ -93,6 +94,8 @@ TIME_WITH_UNIT = Key("time_per_iteration_s", "other", "timeperiteration")
 MAX_COUNT = 2**53
 """Of tokens and the like; beyond it a count is damage."""
 
+_OF_NUMBERS, _OF_UNITS = " \n0123456789.eE+-naif", "/()%vgmsBKMGTPEFLOS"
+"""Characters of values; those of units and of averages stand beside numbers of some kinds only."""
 _MTP_LOSS = re.compile(r"mtp(\d+)loss")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)", re.IGNORECASE)
 _AVERAGE = re.compile(r"\s*(?:/\s*[\d.]+|\(avg [\d.]+\))?\s*")
@@ -125,7 +128,9 @@ def begins_a_key(text: str) -> bool:
     """True if ``text`` is the first part of a known key, or a known key with the first part of its number."""
     key, sign, value = text.replace("=", ":").partition(":")
     if sign:
-        return find_key(key) is not None and not value.strip(" \n0123456789.eE+-naif")
+        known = find_key(key)
+        units = "" if known is None or known.kind in ("int", "float", "loss") else _OF_UNITS
+        return known is not None and not value.strip(_OF_NUMBERS + units)
     squeezed = squeeze(key)
     return bool(squeezed) and any(name.startswith(squeezed) for name in _KEYS)
 

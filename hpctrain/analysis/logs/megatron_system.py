@@ -21,7 +21,7 @@ class SystemEvidence:
     """Squeezed keys of the iteration lines."""
     signs: set[str] = field(default_factory=set)
     """Outside of keys: ``hyphen``, ``averages``, ``stamp``, ``step time``, ``timers 2021``, ``slurm``, ``engine``,
-    ``pipeline engine``, ``zeros counted``."""
+    ``pipeline engine``, ``zeros counted``, ``effective``."""
 
     def look_at(self, text: str) -> None:
         """Signs in lines that are no records."""
@@ -29,6 +29,8 @@ class SystemEvidence:
             self.signs.add("pipeline engine")
         elif ", skipped=" in text:
             self.signs.add("engine")
+        elif "Effective Tera Flops per GPU: " in text:
+            self.signs.add("effective")
         elif text.startswith("slurmstepd: "):
             self.signs.add("slurm")
 
@@ -55,7 +57,7 @@ class SystemEvidence:
             return "megatron-lm", "model"
         if self._is_bigscience():
             return "bigscience", "megatron"
-        with_deepspeed = keys & {"consumedtokens", "samplespersecond", "tflops"} or "engine" in signs
+        with_deepspeed = keys & {"consumedtokens", "samplespersecond", "tflops"} or signs & {"engine", "effective"}
         return ("megatron-deepspeed", "megatron") if with_deepspeed else ("megatron-lm", "model")
 
     def _is_bigscience(self) -> bool:

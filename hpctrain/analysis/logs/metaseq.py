@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hpctrain.analysis.logs.events import Event, FactEvent, IncompleteEvent, Line, StepEvent, Value
 from hpctrain.analysis.logs.printed import (
     NUMBER,
     certain_text,
+    glued,
     number,
     put_number,
     put_or_missing,
@@ -51,6 +53,7 @@ _FRAGMENT = re.compile(r'\A[^{|]*"num_updates": "?\d[^{]*\}')
 """The rest of a line whose start is lost."""
 _BITS_TOLERANCE = 0.01
 """Relative difference of perplexity and 2**loss below which the loss is in bits; e**loss is 25 % off already at a loss of 1."""
+_HEAD, _END = '{"epoch"', re.compile(r"(?<=\})")
 
 
 class MetaseqFormat:
@@ -65,11 +68,21 @@ class MetaseqFormat:
         self._told_quotes = False
 
     def read(self, line: Line) -> Iterable[Event]:
+        if line.text.count(_HEAD) <= 1:
+            yield from self._one(line)
+            return
+        # A line end was lost: the next message begins behind the bracket.
+        parts = [part for part in _END.split(line.text) if part]
+        yield from glued(line, parts)
+        for part in parts:
+            yield from self._one(replace(line, text=part, whole=line.whole or part is not parts[-1]))
+
+    def _one(self, line: Line) -> Iterable[Event]:
         text, certain = certain_text(line, ("}", "]"))
         if "valid_loss" in text:
             yield from _validation(line, text)
             return
-        brace = text.find('{"epoch"')
+        brace = text.find(_HEAD)
         if brace >= 0:
             found = _JSON_PAIR.findall(text, brace)
             pairs = [(key, quoted or bare) for key, quoted, bare in found]

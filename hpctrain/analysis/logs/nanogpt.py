@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hpctrain.analysis.logs.events import Event, FactEvent, IncompleteEvent, Line, StepEvent, Value
 from hpctrain.analysis.logs.printed import (
     NUMBER,
     certain_text,
+    glued,
     number,
     put_number,
     put_or_missing,
@@ -27,8 +29,12 @@ from hpctrain.analysis.logs.printed import (
 )
 
 _ITER = re.compile(
-    rf"\biter (\d+): loss ({NUMBER})(?:, time ({NUMBER})ms)?(?:, mfu ({NUMBER})%)?(?:, lr ({NUMBER}))?(?=[,\s]|\Z)"
+    rf"\biter (\d+): loss ({NUMBER})(?:, time ({NUMBER})ms)?(?:, mfu ({NUMBER})%)?(?:, lr ({NUMBER}))?(?:(?<=%)|(?=[,\s]|\Z))"
 )
+_START = re.compile(
+    r"iter (?=\d+: loss )|step (?=\d+: train loss )|step:(?=\d+/\d+ )|step +(?=\d+(?:/\d+)? (?:\([\d.]+%\) )?\|)"
+)
+"""Of any record or evaluation; several stand in one line where a line end was lost."""
 _EVALUATION = re.compile(rf"\bstep (\d+): train loss ({NUMBER}), val loss ({NUMBER})(?=[,\s]|\Z)")
 _PIPED = re.compile(r"(?:\bstep +|\A\s*(?=\d+ \| loss ))(\d+)(?:/(\d+))?(?: \([\d.]+%\))?(?: *\||: )")
 _PIPED_VALUE = re.compile(
@@ -63,6 +69,15 @@ class NanogptFormat:
         self._train_time: tuple[int, float] | None = None
 
     def read(self, line: Line) -> Iterable[Event]:
+        starts = [match.start() for match in _START.finditer(line.text)]
+        if len(starts) <= 1:
+            yield from self._one(line)
+            return
+        yield from glued(line, starts)
+        for start, end in zip([0, *starts[1:]], [*starts[1:], None], strict=True):
+            yield from self._one(replace(line, text=line.text[start:end], whole=line.whole or end is not None))
+
+    def _one(self, line: Line) -> Iterable[Event]:
         text, certain = certain_text(line, ("%", "ms", "tok/s", "tok/s)"))
         if "step_avg:" in text:
             yield from self._modded(line, text)

@@ -36,7 +36,7 @@ _TELLING_KINDS: frozenset[FactKind] = frozenset(
     )
 )
 """Facts that make a file a training log even without a record; settings and topologies stand in any README."""
-_KEPT_APART: frozenset[FactKind] = frozenset(("engine_step", "engine_speed", "segment", "restart", "trait"))
+_KEPT_APART: frozenset[FactKind] = frozenset(("engine_step", "engine_speed", "of_last", "segment", "restart", "trait"))
 _BENEATH: Mapping[type[LogFormat], int] = {
     SchedulerFormat: 0,
     DeepspeedTablesFormat: 2,
@@ -59,9 +59,9 @@ def read_log(path: Path) -> LogReading:
     Raises:
         RecordError: The path is a directory or cannot be read, the file is empty or holds no line of a known system.
     """
-    if path.is_dir():
-        raise RecordError(f"{path}: is a directory; expected a log file")
     try:
+        if path.is_dir():
+            raise RecordError(f"{path}: is a directory; expected a log file")
         if path.exists() and not path.is_file():
             raise RecordError(f"{path}: is no regular file; expected a log file")
         if path.stat().st_size == 0:
@@ -114,6 +114,8 @@ class _Reader:
             if self._waiting or any(formats[place].wants_next for place in places):
                 self._waiting = [place for place in places if formats[place].wants_next]
             scanner.follow = bool(self._waiting)
+        if scanner.is_cut and not self._waiting:
+            self.traits.add("truncated_last_line")
         end = Line(scanner.num_lines, "", whole=False)
         for place, log_format in enumerate(formats):
             self._take(place, end, log_format.end())
@@ -133,10 +135,11 @@ class _Reader:
                 continue
             # Megatron's records stand in one line, even where a terminal wrapped it.
             is_block = event.line_number < line.number and not isinstance(self.formats[place], MegatronFormat)
-            if isinstance(event, StepEvent):
+            if isinstance(event, StepEvent) and (line.whole or is_block or not self.scanner.is_cut):
                 if is_block:
                     self.traits.add("multi_line_record")
-                self.steps.add_step(place, event.line_number, line.label, event.fields)
+                if not event.redrawn or not self.steps.redraw(event.fields):
+                    self.steps.add_step(place, event.line_number, line.label, event.fields)
                 self._num_shown_at_last_record = self._num_lines_shown
             else:
                 self.num_telling_of[place] += 1
@@ -168,6 +171,8 @@ class _Reader:
             self.engine.begin_attempt()
         elif kind == "overflow":
             self.steps.add_overflow()
+        elif kind == "of_last":
+            self.steps.add_to_last(fields)
         elif kind == "setting":
             self.settings.update(fields)
         if kind not in _KEPT_APART:

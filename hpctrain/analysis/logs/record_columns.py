@@ -123,11 +123,14 @@ class RecordColumns:
     def jumps(self, with_incomplete: bool = False) -> FloatArray:
         """Steps from record to record inside the groups; with the cut-off records between them, if asked for."""
         cut = [row.get("iteration") for row in self.reading.incomplete_records]
+        last_group = self.group[-1] if len(self) else 0
         parts = []
         for places in self.groups():
             steps = self.iteration[places]
             if with_incomplete and cut and np.isfinite(steps).any():
-                first, last = np.nanmin(steps), np.nanmax(steps)
+                first, last = float(np.nanmin(steps)), float(np.nanmax(steps))
+                if len(places) == 1 and self.group[places[0]] == last_group:
+                    last = float("inf")  # The file ends in a record, and no other pair tells.
                 inside = [float(step) for step in cut if isinstance(step, int) and first < step < last]
                 steps = np.unique(np.concatenate((steps, inside)))
             parts.append(np.diff(steps))
@@ -139,6 +142,15 @@ class RecordColumns:
         return 0 < len(self) <= len(self.reading.fact_rows("bar"))
 
     @cached_property
+    def progress(self) -> FloatArray:
+        """The optimizer step; where steps are counted anew in each epoch, what grows over the epochs."""
+        steps, epochs = self.iteration, self.numbers("epoch")
+        if not np.array_equal(epochs, np.round(epochs)) or not np.isfinite(steps).all():
+            return steps  # None, or a fraction of the data that is told beside a step.
+        anew = (np.diff(epochs) > 0) & (np.diff(steps) <= 0) & (np.diff(self.group) == 0)
+        return epochs * (steps.max() + 1) + steps if anew.any() else steps
+
+    @cached_property
     def superseded(self) -> npt.NDArray[np.bool_]:
         """Records of a step that a later attempt of the same run did again."""
         superseded = np.zeros(len(self), dtype=np.bool_)
@@ -147,8 +159,8 @@ class RecordColumns:
             earliest = np.inf
             for attempt in np.unique(self.attempt[places])[::-1]:
                 own = places[self.attempt[places] == attempt]
-                superseded[own] = self.iteration[own] >= earliest
-                starts = self.iteration[own][np.isfinite(self.iteration[own])]
+                superseded[own] = self.progress[own] >= earliest
+                starts = self.progress[own][np.isfinite(self.progress[own])]
                 earliest = min(earliest, float(starts.min())) if len(starts) else earliest
         return superseded
 

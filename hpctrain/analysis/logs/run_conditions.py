@@ -100,8 +100,8 @@ def times_apart(reading: LogReading, kind: FactKind) -> int:
 
 def epoch_repeats(columns: RecordColumns) -> bool:
     """The counter of steps starts again with each epoch, so that equal numbers are different steps."""
-    back, forward = np.diff(columns.iteration) < 0, np.diff(columns.numbers("epoch")) > 0
-    return bool(back.any()) and bool(forward[back].all()) and not len(columns.reading.fact_rows("checkpoint_loaded"))
+    back = (np.diff(columns.iteration) < 0) & (np.diff(columns.group) == 0)
+    return bool(back.any()) and bool((np.diff(columns.numbers("epoch")) > 0)[back].all())
 
 
 def same_run(columns: RecordColumns, earlier: int, later: int) -> bool:
@@ -134,11 +134,9 @@ def _same_plan(columns: RecordColumns, first: BoolArray, second: BoolArray) -> b
 def _starts(columns: RecordColumns) -> list[str]:
     if not len(columns):
         return []
-    if epoch_repeats(columns):
-        return ["iteration_repeats_per_epoch"]
+    flags = ["iteration_repeats_per_epoch"] if epoch_repeats(columns) else []
     if columns.from_bars:
-        return []
-    flags = []
+        return flags
     pairs = list(zip(np.unique(columns.segment)[:-1].tolist(), np.unique(columns.segment)[1:].tolist(), strict=True))
     continued = [same_run(columns, earlier, later) for earlier, later in pairs]
     if columns.attempt.any() or any(continued):
@@ -146,7 +144,7 @@ def _starts(columns: RecordColumns) -> list[str]:
     if not all(continued):
         flags.append("two_runs_in_file")
     for segment_set in _runs(columns, continued):
-        steps = columns.iteration[np.isin(columns.segment, segment_set)]
+        steps = columns.progress[np.isin(columns.segment, segment_set)]
         steps = steps[np.isfinite(steps)]
         starts = len(np.unique(columns.group[np.isin(columns.segment, segment_set)]))
         if starts > 1 and len(np.unique(steps)) < len(steps):

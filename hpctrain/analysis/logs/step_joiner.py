@@ -94,7 +94,7 @@ class StepJoiner:
         iteration = fields.get("iteration")
         if not isinstance(iteration, int):
             return
-        recent = self._recent.get(iteration)
+        recent = self._recent.get(iteration) or self._recent.get((self._last.get("epoch"), iteration))
         row = self.records.new_row(recent.index) if recent else None
         if row is not None and not self._another_attempt:
             _put_engine(row, fields)
@@ -118,6 +118,19 @@ class StepJoiner:
             return
         self._begin_what_is_due(fields)
         self._append(format_place, line_number, label, key, fields)
+
+    def add_to_last(self, fields: Mapping[str, object]) -> None:
+        """A line of its own that tells more of the row before it."""
+        for name, value in fields.items():
+            if self._last.get(name) is None:
+                self._last[name] = value
+
+    def redraw(self, fields: Mapping[str, Value]) -> bool:
+        """Replace what the last row says by what the same bar shows now; False if another row came between."""
+        if self._another_attempt or self._another_segment or not self._last or _key(self._last) != _key(fields):
+            return False
+        self._last.update((name, value) for name, value in fields.items() if value is not None)
+        return True
 
     def finish(self) -> None:
         """Complete the rows that say nothing about overflows, if the log speaks of them at all."""
@@ -249,7 +262,7 @@ def put_checked_rate(row: Row, fields: Mapping[str, Value]) -> None:
         row["samples_per_s_printed"] = check.samples_per_s_printed
 
 
-def _key(fields: Mapping[str, Value]) -> object:
+def _key(fields: Mapping[str, object]) -> object:
     """What names a step: its number, its epoch where trainers print nothing else, both where they count anew in each epoch."""
     iteration, epoch = fields.get("iteration"), fields.get("epoch")
     if epoch is None:

@@ -63,9 +63,11 @@ class TorchtitanFormat:
         if not parts:
             yield from _facts(line)
         yield from glued(line, parts)
+        start = 0
         for match, text in parts:
             fields = _fields(match, text)
-            put_timestamp(fields, line.text)
+            put_timestamp(fields, line.text[start : match.start()])
+            start = match.end()
             put_rank(fields, line.label)
             if "tokens_per_s_per_gpu" in fields and "loss" in fields:
                 yield StepEvent(line.number, fields)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpctrain.analysis.logs.deepspeed_engine import DeepspeedEngineFormat
-from hpctrain.analysis.logs.events import Line
+from hpctrain.analysis.logs.events import IncompleteEvent, Line, StepEvent
 from tests.analysis.logs.format_driver import OWN_SAMPLES, assert_fields, events_of, facts, steps
 
 
@@ -167,9 +167,20 @@ def test_a_number_at_the_cut_end_of_a_file_is_no_number(text: str, fields: dict[
     assert dict(event.fields) == fields
 
 
-@pytest.mark.parametrize(("rate", "count"), [("17.002", 1), ("17.0", 0)], ids=["three-decimals", "cut-off"])
-def test_the_last_pipeline_line_needs_all_its_decimals(rate: str, count: int) -> None:
-    assert len(read(f"steps: 10 loss: 8.4512 iter time (s): 30.114 samples/sec: {rate}", whole=False)) == count
+@pytest.mark.parametrize(
+    ("end", "event"),
+    [
+        pytest.param("30.114 samples/sec: 17.002", StepEvent, id="three-decimals"),
+        pytest.param("30.114 samples/sec: 17.0", IncompleteEvent, id="cut-in-the-rate"),
+        pytest.param("30.1", IncompleteEvent, id="cut-in-the-time"),
+    ],
+)
+def test_the_last_pipeline_line_needs_all_its_decimals(end: str, event: type) -> None:
+    (told,) = read(f"steps: 10 loss: 8.4512 iter time (s): {end}", whole=False)
+    assert isinstance(told, StepEvent | IncompleteEvent)
+    assert type(told) is event
+    assert told.fields.get("time_per_iteration_s") == (30.114 if "samples" in end else None)
+    assert told.fields.get("samples_per_s") == (17.002 if event is StepEvent else None)
 
 
 def test_a_pipeline_loss_that_is_nan_is_marked() -> None:

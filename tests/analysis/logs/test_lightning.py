@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from hpctrain.analysis.logs.lightning import LightningFormat
+from hpctrain.analysis.logs.log_json import log_json
+from hpctrain.analysis.logs.reading import read_log
 from tests.analysis.logs.format_driver import assert_sample, events_of_text, facts, incomplete, samples, steps
 
 
@@ -64,3 +67,37 @@ def test_keys_in_any_order_and_other_names_of_memory(tmp_path: Path) -> None:
     (record,) = steps(events_of_text(LightningFormat(), text, tmp_path))
     assert (record["mem_gib"], record["tokens_per_s_per_gpu"], record["consumed_samples"]) == (80.0, 6500.0, 2560)
     assert (record["loss"], record["time_per_iteration_s"], record["global_step"]) == (11.75, 2.5, 9)
+
+
+def test_the_last_drawing_of_a_bar_is_the_step(tmp_path: Path) -> None:
+    bars = (
+        "5/18 [00:20<00:53,  4.14s/it, loss=9.947, v_num=1]",
+        "5/18 [00:20<00:53,  4.14s/it, loss=9.850, v_num=1]",
+        "6/18 [00:23<00:47,  3.95s/it, loss=9.850, v_num=1]",
+        "6/18 [00:24<00:47,  3.95s/it, loss=9.700, v_num=1]",
+        "5/18 [00:19<00:50,  3.90s/it, loss=9.900, v_num=1]",  # After a restart.
+    )
+    path = tmp_path / "x.log"
+    path.write_text("".join(f"\rEpoch 0:  28%|##8       | {bar}" for bar in bars) + "\n")
+    records = read_log(path).records
+    assert [(row["iteration"], row["loss"], row["attempt"]) for row in records] == [
+        (5, 9.85, 0),
+        (6, 9.7, 0),
+        (5, 9.9, 1),
+    ]
+
+
+def test_a_restart_in_a_later_epoch_wastes_no_earlier_one(tmp_path: Path) -> None:
+    steps = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 1), (1, 2))
+    path = tmp_path / "x.log"
+    path.write_text(
+        "".join(
+            f"Training epoch {epoch}, iteration {step}/3 | lr: 1e-06 | global_batch_size: 8 | "
+            f"reduced_train_loss: {9 - 0.125 * place} | train_step_timing in s: 2.5\n"
+            for place, (epoch, step) in enumerate(steps)
+        )
+    )
+    told = json.loads(log_json(read_log(path)))
+    assert (told["summary"]["attempts"], told["summary"]["wasted_iterations_total"]) == (2, 2)
+    assert told["effective_records_last_attempt_wins"] == [[0, 0], [1, 0], [2, 0], [0, 0], [1, 1], [2, 1]]
+    assert {"restart", "iteration_repeated", "iteration_repeats_per_epoch"} <= set(told["flags"])

@@ -333,3 +333,21 @@ def test_the_line_tells_who_wrote_it(system: str, tmp_path: Path) -> None:
     assert reading.system == system
     assert len(reading.records) == 1
     assert reading.records[0]["loss"] == 2.5
+
+
+@pytest.mark.parametrize("width", [90, 100, 104, 120, 132])
+def test_a_value_with_its_unit_or_average_may_be_wrapped(width: int) -> None:
+    head = (
+        "[20251121 12:10:12][rank-31/32][INFO ] [trainer.py:2488] :  iteration {:8d}/   36000 | consumed samples: 512 "
+    )
+    middle = (
+        "| elapsed time per iteration (ms): 2712.9/25712.6 | hip mem usage/free/total/usage_ratio: "
+        "226.80GB/29.18GB/255.98GB/88.60% | compute per GPU (TFLOP/s/GPU): 210.5 (avg 210.6) | lm loss: 1.171020E+01 "
+    )
+    texts = [head.format(step) + middle + TAIL for step in (2, 3)]
+    pieces = [text[start : start + width] for text in texts for start in range(0, len(text), width)]
+    events = events_of(*pieces)
+    steps = [event.fields for event in events if isinstance(event, StepEvent)]
+    whole = [event.fields for event in events_of(*texts) if isinstance(event, StepEvent)]
+    assert steps == whole
+    assert [fields["mem_gib"] for fields in steps] == [226.8, 226.8]

@@ -246,3 +246,106 @@ def test_a_table_gives_back_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -
     assert [row["flag"] for row in table][:4] == [False, False, True, False]
     with pytest.raises(IndexError):
         table[30]
+
+
+def titan(step: int, loss: float, end: str = "  tps: 5,219  tflops: 302.25  mfu: 30.48%") -> str:
+    head = f"[titan] 2025-11-02 08:00:{step:02d},400 - root - INFO - step: {step:2d}"
+    return f"{head}  loss: {loss:.5f}  memory: 40.12GiB(50.66%){end}"
+
+
+@pytest.mark.parametrize(
+    ("last", "num_records", "num_incomplete", "flags"),
+    [
+        pytest.param(titan(3, 7.5), 3, 0, set(), id="only-the-line-end-is-missing"),
+        pytest.param(
+            titan(3, 7.5, "  tps: 5,219  tflops: 302.25  mf"), 2, 1, {"truncated_last_line"}, id="after-the-speed"
+        ),
+        pytest.param(titan(3, 7.5, "  tp"), 2, 1, {"truncated_last_line"}, id="before-the-speed"),
+        pytest.param("[titan] 2025-11-02 08:00:1", 2, 0, {"truncated_last_line"}, id="before-the-marker"),
+        pytest.param("[titan] 2025-11-02 08:00:14,100 - root - INFO - saved", 2, 0, set(), id="another-line"),
+    ],
+)
+def test_the_start_of_a_line_that_stood_before_is_cut(
+    last: str, num_records: int, num_incomplete: int, flags: set[str], file: Path
+) -> None:
+    file.write_text(f"{titan(1, 9.25)}\n{titan(2, 8.75)}\n{last}")
+    reading = read_log(file)
+    assert (len(reading.records), len(reading.incomplete_records)) == (num_records, num_incomplete)
+    assert {trait for trait in reading.traits if trait.startswith("truncated")} == flags
+
+
+@pytest.mark.parametrize(("last", "count"), [("10.412", 3), ("10.4", 2)], ids=["all-decimals", "cut-in-the-loss"])
+def test_a_number_of_fixed_format_is_certain_without_a_line_end(last: str, count: int, file: Path) -> None:
+    losses = ("10.902", "10.551", last)
+    file.write_text(
+        "\n".join(f"completed step: {i}, seconds: 2.305, TFLOP/s: 41.262, loss: {x}" for i, x in enumerate(losses))
+    )
+    reading = read_log(file)
+    assert (len(reading.records), len(reading.incomplete_records)) == (count, 3 - count)
+
+
+def test_a_line_before_glued_ones_is_no_start_of_them(file: Path) -> None:
+    file.write_text(f"{titan(1, 9.25)}\n{titan(2, 8.75)}{titan(3, 8.5)}\n{titan(4, 8.25)}")
+    reading = read_log(file)
+    assert [row["iteration"] for row in reading.records] == [1, 2, 3, 4]
+    assert [str(row["timestamp"])[-6:] for row in reading.records] == ["01,400", "02,400", "03,400", "04,400"]
+    assert reading.traits == {"glued_lines", "thousands_separator"}
+
+
+def test_tera_flops_of_2021_stand_behind_their_step(file: Path) -> None:
+    line = (
+        " iteration {:8d}/    1000 | elapsed time per iteration (ms): 121899.8 | learning rate: 1.875E-05 | lm loss: 9.25E+00 "
+        "| loss scale: 1024.0 | number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+        "time (ms) | forward: 35650.91 | optimizer: 386.53 | batch generator: 13.17\n"
+        "Effective Tera Flops per GPU: {} and total parameters 52.005 B\n"
+    )
+    file.write_text(line.format(1, 41.94) + line.format(2, 40.6))
+    reading = read_log(file)
+    assert [row["tflops_per_gpu"] for row in reading.records] == [41.94, 40.6]
+    assert reading.system == "megatron-deepspeed"
+    assert reading.fact_rows("timers")[0] == {
+        "iteration": 1,
+        "forward": 35650.91,
+        "optimizer": 386.53,
+        "batch generator": 13.17,
+    }
+
+
+ITER = "iter {}: loss 4.2210, time 487.31ms, mfu 31.25%"
+METASEQ = (
+    '2022-12-02 21:07:1{0} | INFO | train_inner | {{"epoch": 1, "loss": "15.25", "ppl": "38967.9", "wps": "692060", '
+    '"ups": "0.66", "num_updates": "{0}", "lr": "3.75e-07"}}'
+)
+NEMO = (
+    "Training epoch 0, iteration {0}/9 | lr: 1e-06 | reduced_train_loss: 11.0 | train_step_timing in s: 2.5 "
+    "| consumed_samples: {0}728"
+)
+BIGSCIENCE = (
+    "[default7]: iteration {:8d}/  115311 | consumed samples:     47772592 | elapsed time per iteration (s): 106.40 "
+    "| learning rate: 5.279E-05 | global batch size:  2048 | lm loss: 2.595213E+00 | grad norm: 2.390 | num zeros: 0.0 "
+    "| number of skipped iterations:   0 | number of nan iterations:   0 | samples per second: 19.248 | TFLOPs: 147.37 |"
+)
+
+
+@pytest.mark.parametrize("line", [ITER, METASEQ, NEMO, BIGSCIENCE], ids=["nanogpt", "metaseq", "nemo-2", "bigscience"])
+def test_two_records_that_lost_the_line_end_between_them(line: str, file: Path) -> None:
+    lines = [line.format(step) for step in (1, 2, 3, 4)]
+    file.write_text("\n".join(lines) + "\n")
+    apart = [dict(row) for row in read_log(file).records]
+    file.write_text(f"{lines[0]}{lines[1]}\n{lines[2]}{lines[3]}\n")
+    reading = read_log(file)
+    assert [dict(row) for row in reading.records] == apart
+    assert [row["iteration"] for row in apart] == [1, 2, 3, 4]
+    assert "glued_lines" in reading.traits
+    assert not len(reading.incomplete_records)
+
+
+def test_step_times_of_a_bridge_in_one_line_with_others(file: Path) -> None:
+    speed = "Step Time : {}s GPU utilization: {}MODEL_TFLOP/s/GPU"
+    file.write_text(
+        f"{speed.format(2.01, 574.0)}{step(1, 2010.0)}\n{speed.format(8.6, 571.0)}{speed.format(8.63, 570.0)}\n"
+    )
+    reading = read_log(file)
+    told = [(row["iteration"], row["time_per_iteration_s"], row["tflops_per_gpu"]) for row in reading.records]
+    assert told == [(1, 2.01, 574.0), (None, 8.6, 571.0), (None, 8.63, 570.0)]
+    assert (reading.system, "glued_lines" in reading.traits) == ("megatron-bridge", True)
