@@ -129,7 +129,8 @@ class RunSummary:
     tokens_per_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     wall_tokens_per_s: float | None = None
-    """Tokens of the curve over the wall-clock time of all attempts; the time between attempts is not counted."""
+    """Tokens of the curve over the wall-clock time of all attempts; the time between attempts is not counted. None too where
+    lines of steps are missing."""
     lost_time_share: float | None = None
     """Share of that time that was not spent in steps of the curve: set-up, saving, evaluation, undone steps."""
     model_tflops_per_gpu: float | None = None
@@ -162,3 +163,12 @@ class RunSummary:
 def rank_word(device: str | None) -> str:
     """What «per GPU» is called on this device; None or NA, as in rows of foreign logs, is taken for one with GPUs."""
     return "rank" if isinstance(device, str) and device == "cpu" else "GPU"
+
+
+def counted_ranks(count: int, device: str | None) -> str:
+    """A number of GPUs, or of what stands for them on this device, see ``rank_word``.
+
+    >>> counted_ranks(8, "cuda"), counted_ranks(1, "cuda"), counted_ranks(2, "cpu")
+    ('8 GPUs', '1 GPU', '2 ranks')
+    """
+    return f"{count} {rank_word(device)}{'' if count == 1 else 's'}"

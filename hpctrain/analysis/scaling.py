@@ -11,7 +11,7 @@ import pandas as pd
 
 from hpctrain.analysis.name_lists import joined_names
 from hpctrain.analysis.printed_rates import tflops_contradictions
-from hpctrain.analysis.run_row import rank_word
+from hpctrain.analysis.run_row import counted_ranks
 from hpctrain.units import short_count
 
 ScalingKind = Literal["strong", "weak"]
@@ -119,9 +119,9 @@ def scaling_efficiency(runs: pd.DataFrame, kind: ScalingKind, base_gpus: int | N
     groups = pd.concat([group[keys].head(1) for group in members]) if members else known[keys]
     tables, messages = [], []
     for label, group in zip(group_labels(groups), members, strict=True):
-        ranks = f"{rank_word(group['device'].iloc[0])}s"
-        points, slower = _points(group, ranks)
-        efficiencies, message = _efficiency(points, base_gpus, ranks)
+        device = group["device"].iloc[0]
+        points, slower = _points(group, device)
+        efficiencies, message = _efficiency(points, base_gpus, device)
         messages += [f"{label}: {text}" for text in (*slower, message) if text]
         shared = {key: group[key].iloc[0] for key in COMPARABLE}
         tables.append(points.assign(group=label, **shared, **efficiencies))
@@ -165,7 +165,7 @@ def _not_compared_text(parts: tuple[NotCompared, ...]) -> str:
     return f"{what} not known, so compared with no other run: {joined_names(names, MAX_NAMES)}"
 
 
-def _points(runs: pd.DataFrame, ranks: str) -> tuple[pd.DataFrame, list[str]]:
+def _points(runs: pd.DataFrame, device: str) -> tuple[pd.DataFrame, list[str]]:
     """Sizes of one group, smallest first, and the slower splits that were left out."""
     points = (
         runs.groupby(["gpus", "nodes", *_SPLIT, "global_batch_size"], dropna=False)["tokens_per_s"]
@@ -175,7 +175,7 @@ def _points(runs: pd.DataFrame, ranks: str) -> tuple[pd.DataFrame, list[str]]:
     )
     slower = points.duplicated(["gpus", "nodes"])
     left_out = [
-        f"on {gpus} {ranks} the split micro batch {micro} x accumulation {accumulation} is slower and left out"
+        f"on {counted_ranks(gpus, device)} the split micro batch {micro} x accumulation {accumulation} is slower and left out"
         for gpus, micro, accumulation in points.loc[slower, ["gpus", *_SPLIT]].itertuples(index=False)
     ]
     points = points[~slower].reset_index(drop=True)
@@ -183,17 +183,18 @@ def _points(runs: pd.DataFrame, ranks: str) -> tuple[pd.DataFrame, list[str]]:
     return points, left_out
 
 
-def _efficiency(points: pd.DataFrame, base_gpus: int | None, ranks: str) -> tuple[dict[str, Any], str]:
+def _efficiency(points: pd.DataFrame, base_gpus: int | None, device: str) -> tuple[dict[str, Any], str]:
     """Columns ``base_gpus`` and ``efficiency`` of one group, or a message why there are none."""
     sizes = points["gpus"].tolist()
     listing = ", ".join(map(str, sizes))
     none = {"base_gpus": pd.NA, "efficiency": pd.NA}
     if base_gpus is not None and base_gpus not in sizes:
-        return none, f"no valid run on the base of {base_gpus} {ranks}, so no efficiency; there are runs on {listing}"
+        base_size = counted_ranks(base_gpus, device)
+        return none, f"no valid run on the base of {base_size}, so no efficiency; there are runs on {listing}"
     if len(points) == 1:
         return (
             none,
-            f"all runs have one size ({listing} {ranks}), so no efficiency; add a run on another number of nodes",
+            f"all runs have one size ({counted_ranks(sizes[0], device)}), so no efficiency; add a run on another number of nodes",
         )
     base = points[points["gpus"] == (base_gpus or sizes[0])].iloc[0]
     return {

@@ -91,7 +91,7 @@ def test_one_size_has_no_efficiency_but_a_message(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_not_valid_is_left_out_and_named(tmp_path: Path) -> None:
-    make_run(tmp_path / "short", toy_config(nodes=4), [Attempt([1.0])])
+    make_run(tmp_path / "short", toy_config(nodes=4, num_steps=1), [Attempt([1.0])])
     runs = make_runs(tmp_path, ({"nodes": 1}, 0.5), ({"nodes": 2}, 0.5))
     scaling = scaling_efficiency(runs, "weak")
     assert scaling.points["gpus"].tolist() == [4, 8]

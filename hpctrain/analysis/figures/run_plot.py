@@ -15,6 +15,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from hpctrain.analysis.figures.style import (
     BLACK,
     BLUE,
+    DRAWABLE,
     GREY,
     ORANGE,
     SKY,
@@ -24,7 +25,7 @@ from hpctrain.analysis.figures.style import (
     empty_panel,
     write_message,
 )
-from hpctrain.analysis.run_row import OWN_SOURCE, RunSummary, rank_word
+from hpctrain.analysis.run_row import OWN_SOURCE, RunSummary, counted_ranks, rank_word
 from hpctrain.units import GIB, short_count
 
 _NOT_COUNTED = {"warm_up": "warm-up", "dead": "dead", "rejected": "rejected"}
@@ -96,7 +97,7 @@ def _step_axis(axis: Axes, steps: pd.DataFrame) -> None:
         first, last = float(steps["step"].min()), float(steps["step"].max())
         if first == last:
             axis.xaxis.set_major_locator(FixedLocator([first]))
-        margin = max(0.5, 0.04 * (last - first))
+        margin = max(0.5, 0.04 * (last - first), 1e-6 * last)
         axis.set_xlim(first - margin, last + margin)
 
 
@@ -104,7 +105,7 @@ def _plan_texts(summary: RunSummary) -> list[str]:
     """What the run was."""
     if summary.model is None:
         return []
-    ranks = f"{summary.gpus} {rank_word(summary.device)}{'' if summary.gpus == 1 else 's'}"
+    ranks = counted_ranks(summary.gpus or 0, summary.device)
     return [
         f"{summary.model} ({short_count(summary.num_parameters or 0)} parameters) on {summary.hardware}, {ranks} on"
         f" {summary.nodes} node(s), {summary.precision}, {summary.parallelism},"
@@ -127,10 +128,15 @@ def _result_texts(summary: RunSummary) -> list[str]:
 
 
 def _draw_loss(axis: Axes, steps: pd.DataFrame) -> None:
+    is_beyond = np.isfinite(steps["loss"]) & (steps["loss"].abs() > DRAWABLE)
+    steps = steps.assign(loss=steps["loss"].where(~is_beyond))
     undone, curve = steps[steps["superseded"]], steps[~steps["superseded"]]
+    if is_beyond.any():
+        axis.plot([], [], " ", label=f"loss beyond {DRAWABLE:g}, not drawn: {is_beyond.sum()}")
+    elif not np.isfinite(steps["loss"]).any():
+        write_message(axis, "no finite loss recorded")
     if not np.isfinite(steps["loss"]).any():
         axis.set_yticks([])
-        write_message(axis, "no finite loss recorded")
     if len(undone):
         for _, part in undone.groupby("attempt"):
             axis.plot(part["step"], part["loss"], color=GREY, lw=0.8, zorder=1)
@@ -197,7 +203,7 @@ def _axis_top(curve: pd.DataFrame, steady: pd.DataFrame) -> float:
     """Upper end of the time axis: steady steps lie below its half and the legend above; slower ones go to the edge."""
     rows = curve if steady.empty else steady
     times = rows["step_time_s"].where(np.isfinite(rows["step_time_s"])).fillna(0)
-    return 2.2 * float(times.quantile(0.99)) or 1.0
+    return min(DRAWABLE, 2.2 * float(times.clip(upper=DRAWABLE).quantile(0.99))) or 1.0
 
 
 def _draw_points(

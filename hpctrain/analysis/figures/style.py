@@ -44,6 +44,8 @@ TITLE_CHARACTERS = 96
 """Bold characters of a title that fit into one line of ``WIDTH_IN``."""
 FAR = 3.0
 """A capacity more than so many times above what is used would press all else into a corner: it is told, not drawn."""
+DRAWABLE = 1e300
+"""No number beyond it is drawn: the ends of an axis, which lie further out, must be numbers too."""
 _TIME_UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import sys
+from typing import Any
 
-from hpctrain.analysis.comparison import STEP_TIME, Change, Comparison, Pair
+from hpctrain.analysis.comparison import Change, Comparison, Pair
 from hpctrain.analysis.name_lists import joined_names
 from hpctrain.analysis.report.run_columns import MISSING
 from hpctrain.analysis.report.text_table import aligned, printable
 from hpctrain.units import gib
 
 COMPARISON_SCHEMA_VERSION = 1
+
+_MAX_PERCENT_RATIO = 1000.0
+"""Beyond it nobody reads a percentage."""
 
 LABELS = {
     "step_time_s": "step time",
@@ -36,17 +42,19 @@ def verdict_text(comparison: Comparison) -> str:
     """The verdict with its rule in one sentence."""
     rule = f"step time more than {100 * comparison.tolerance:.3g} % longer and its 95 % interval above no change"
     slower, broken, compared = len(comparison.slower), len(comparison.broken), len(comparison.pairs)
+    names = [pair.configuration for pair in comparison.not_judged]
+    unjudged = f" Not judged, so nothing is known of {joined_names(names, 3)}: more steps or repeated runs are needed."
+    unjudged = unjudged if names else ""
     if slower or broken:
         texts = [f"{slower} of {compared} configuration(s) slower ({rule})"] if slower else []
-        texts += [f"{broken} configuration(s) stopped working"] if broken else []
-        return f"Regression: {'; '.join(texts)}."
-    unclear = sum(
-        change.metric == STEP_TIME.key and change.judgement in ("unclear", "not judged")
-        for pair in comparison.pairs
-        for change in pair.changes
-    )
+        texts += (
+            [f"{broken} configuration(s) stopped working, or with more failed runs than the base"] if broken else []
+        )
+        return f"Regression: {'; '.join(texts)}.{unjudged}"
+    unclear = sum(pair.step_time.judgement == "unclear" for pair in comparison.pairs)
     advice = f" Unclear in {unclear}: repeat runs, or make them longer, to narrow the interval." if unclear else ""
-    return f"No regression shown in {compared} configuration(s) (it would be: {rule}).{advice}"
+    judged = compared - len(names)
+    return f"No regression shown in {judged} configuration(s) (it would be: {rule}).{advice}{unjudged}"
 
 
 def comparison_json(comparison: Comparison) -> str:
@@ -55,9 +63,15 @@ def comparison_json(comparison: Comparison) -> str:
         "schema_version": COMPARISON_SCHEMA_VERSION,
         "exit_code": comparison.exit_code,
         "slower": [pair.configuration for pair in comparison.slower],
-        **dataclasses.asdict(comparison),
+        "not_judged": [pair.configuration for pair in comparison.not_judged],
+        **dataclasses.asdict(comparison, dict_factory=_finite_values),
     }
     return json.dumps(values, indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def _finite_values(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """None for a ratio too large for a number, of which JSON has no spelling."""
+    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in pairs}
 
 
 def change_cells(change: Change) -> list[str]:
@@ -81,8 +95,12 @@ def percent_change(ratio: float) -> str:
 
     >>> percent_change(1.25), percent_change(0.9), percent_change(1.0)
     ('+25.0 %', '-10.0 %', '+0.0 %')
+    >>> percent_change(12345.0), percent_change(1e307), percent_change(float("inf"))
+    ('x 1.23e+04', 'x 1e+307', 'above x 1.8e+308')
     """
-    return f"{100 * (ratio - 1):+.1f} %"
+    if ratio < _MAX_PERCENT_RATIO:
+        return f"{100 * (ratio - 1):+.1f} %"
+    return f"x {ratio:.3g}" if math.isfinite(ratio) else f"above x {sys.float_info.max:.3g}"
 
 
 def _pair_text(pair: Pair) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.errors import RecordError
+from hpctrain.record.files import read_json
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_attempts
 
@@ -52,7 +53,9 @@ def read_environment(folder: Path, run: str) -> Environment:
         values |= _code_values(_read_json(paths.code))
     except FileNotFoundError:
         problems.append(f"{paths.code}: no such file, so neither versions nor commit")
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        problems.append(f"{paths.code}: {error.strerror}")
+    except (ValueError, RecursionError) as error:
         problems.append(f"{paths.code}: {error}")
     try:
         attempts = read_attempts(paths)
@@ -69,7 +72,7 @@ def read_environment(folder: Path, run: str) -> Environment:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = read_json(path)
     if not isinstance(content, dict):
         raise ValueError(f"must hold a JSON object, holds {type(content).__name__}")
     return content

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from hpctrain.analysis.run_row import rank_word
+from hpctrain.analysis.run_row import counted_ranks, rank_word
 from hpctrain.analysis.scaling import KIND_KEYS, scaling_efficiency
 
 
@@ -72,6 +72,6 @@ def _scaling_card(valid: pd.DataFrame) -> Iterator[Card]:
         points = points[points["efficiency"].notna() & (points["gpus"] > points["base_gpus"])]
         if len(points):
             largest = points.iloc[int(points["gpus"].astype(int).argmax())]
-            note = f"{largest['gpus']} against {largest['base_gpus']} {rank_word(largest['device'])}s"
+            note = f"{largest['gpus']} against {counted_ranks(largest['base_gpus'], largest['device'])}"
             yield Card(f"{kind.capitalize()} scaling", f"{100 * float(largest['efficiency']):.1f}", "%", note)
             return

@@ -19,7 +19,7 @@ from hpctrain.analysis.figures.run_plot import plot_loss_and_step_time
 from hpctrain.analysis.figures.telemetry_plots import plot_telemetry
 from hpctrain.analysis.frames import Frames, run_summaries
 from hpctrain.analysis.goodput import Goodput
-from hpctrain.analysis.run_row import RunSummary, rank_word
+from hpctrain.analysis.run_row import RunSummary, counted_ranks
 from hpctrain.analysis.scaling import Scaling
 
 MAX_RATED_RUNS = 30
@@ -135,7 +135,7 @@ def _steps_by_folder(steps: pd.DataFrame, folders: Sequence[Any]) -> dict[str, p
 
 
 def _run_picture(summary: RunSummary, steps: pd.DataFrame, anchor: str) -> RunPicture:
-    ranks = f"{summary.gpus} {rank_word(summary.device)}{'' if summary.gpus == 1 else 's'}" if summary.gpus else None
+    ranks = counted_ranks(summary.gpus, summary.device) if summary.gpus else None
     parts = [summary.model, summary.hardware, ranks, summary.parallelism]
     if summary.step_time_s is not None:
         parts.append(f"{summary.step_time_s:.4g} s a step")

@@ -50,8 +50,8 @@ MAX_PICTURES = 24
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 _LONG_TEXT = 48
-_OPEN_CHARACTERS = 1200
-"""Of a list of messages that is shown unfolded: about ten lines of the page."""
+_OPEN_CHARACTERS = 800
+"""Of a list of messages that is shown unfolded: about seven lines of the page."""
 _UNSHOWABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control signs and halves of signs, which HTML does not allow and names of files may hold."""
 

@@ -189,13 +189,12 @@ def attempts_table(attempts: pd.DataFrame) -> Table:
     count = RunColumn("", "", "count")
     rows = []
     for attempt in attempts.to_dict("records"):
-        duration = attempt["ended_at_s"] - attempt["started_at_s"]
         rows.append(
             Row(
                 (
                     *(cell(attempt[key], RunColumn("", "") if key in _TEXTS else count) for key in texts),
                     cell(attempt["setup_time_s"], RunColumn("", "", "number")),
-                    cell(duration, RunColumn("", "", "number")),
+                    cell(_duration_s(attempt["started_at_s"], attempt["ended_at_s"]), RunColumn("", "", "number")),
                     Cell(_moment(attempt["started_at_s"]), _finite(attempt["started_at_s"])),
                     cell(attempt["message"] or MISSING, RunColumn("", "")),
                 ),
@@ -220,7 +219,14 @@ def _finite(value: Any) -> float | None:
     return cell_number(value, RunColumn("", "", "number"))
 
 
+def _duration_s(started_at_s: Any, ended_at_s: Any) -> float | None:
+    """None while the attempt runs, and where a time is not known."""
+    start, end = _finite(started_at_s), _finite(ended_at_s)
+    return None if start is None or end is None else end - start
+
+
 def _moment(seconds: Any) -> str:
+    """Date and time; a record of an attempt holds none that the calendar lacks, see ``read_each_attempt``."""
     if _finite(seconds) is None:
         return MISSING
     return datetime.datetime.fromtimestamp(float(seconds), datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")

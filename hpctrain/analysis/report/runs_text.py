@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
@@ -10,7 +10,7 @@ from hpctrain.analysis.frames import run_summaries
 from hpctrain.analysis.name_lists import short_name
 from hpctrain.analysis.report.run_columns import MISSING, RUN_COLUMNS, cell_text
 from hpctrain.analysis.report.text_table import WIDTH, aligned, printable, wrapped
-from hpctrain.analysis.run_row import FLOP_CONVENTIONS, OWN_SOURCE, RunSummary
+from hpctrain.analysis.run_row import FLOP_CONVENTIONS, OWN_SOURCE, RunSummary, rank_word
 
 _NAME_WIDTH, _NAME_WIDTH_WITH_LOGS = 40, 31
 
@@ -34,12 +34,20 @@ def runs_table(runs: pd.DataFrame) -> str:
     shown = {header: values for header, values in shown.items() if not set(values) <= _UNSAID}
     fitting = _fitting(shown)
     left_out = [header for header in shown if header not in fitting]
-    parts = [f"Equal in all: {', '.join(_COMMON_WORDS[header].format(text) for header, text in common.items())}"]
+    words = _COMMON_WORDS | {"GPUS": _gpus_words(rows)}
+    parts = [f"Equal in all: {', '.join(words[header].format(text) for header, text in common.items())}"]
     table = aligned([fitting, *map(list, zip(*(shown[header] for header in fitting), strict=True))])
     narrower = f"; not shown: {', '.join(left_out)}" if left_out else ""
     notes = [meaning for header, meaning in _MEANINGS.items() if header in fitting]
     notes.append(wrapped(f"All columns: -o runs.csv or -o report.html{narrower}"))
     return "\n".join([*(map(wrapped, parts) if common else []), table, *notes])
+
+
+def _gpus_words(rows: Sequence[RunSummary]) -> str:
+    """The word after a number of ranks that all rows share; on CPUs and GPUs alike it is that number of ranks."""
+    devices = {row.device for row in rows}
+    word = rank_word(devices.pop()) if len(devices) == 1 else "rank"
+    return f"{{}} {word}{'' if rows[0].gpus == 1 else 's'}"
 
 
 def _fitting(cells: dict[str, list[str]]) -> list[str]:

@@ -9,6 +9,8 @@ import pandas as pd
 from tabulate import tabulate
 
 from hpctrain.analysis.report.run_columns import MISSING, RUN_COLUMNS, RunColumn, cell_text
+from hpctrain.analysis.report.run_names import distinct_runs
+from hpctrain.analysis.report.text_table import printable
 
 PAPER_KEYS = (
     "run", "model", "hardware", "nodes", "gpus", "parallelism", "precision", "micro_batch_size", "global_batch_size",
@@ -16,13 +18,25 @@ PAPER_KEYS = (
 )  # fmt: skip
 """Columns for a paper, in its order."""
 
+_LATEX_ARGUMENT = re.compile(r"^(\s*)([\[*])", re.MULTILINE)
+"""What \\\\ and \\midrule would take for their argument or star, though it begins the row after them."""
 _MARKDOWN_SPECIAL = re.compile(r"([\\`*<>|\[\]~]|(?<!\w)_|_(?!\w))")
 
 
 def csv_bytes(runs: pd.DataFrame) -> bytes:
-    """Every column in SI units or shares, a row a run, empty where nothing was measured; UTF-8."""
-    text: str = runs.to_csv(index=False, lineterminator="\n")
-    return text.encode("utf-8", errors="backslashreplace")
+    """Every column in SI units or shares, a row a run, empty where nothing was measured; UTF-8.
+
+    Control signs in names and reasons are spelled out (Parquet keeps them), so that a row is one line and commands no
+    terminal. Cells that begin with ``=``, ``+``, ``-`` or ``@`` go out as they are, since this is data: a spreadsheet
+    takes such a name for a formula unless it is told to import text.
+    """
+    texts = {
+        str(name): [printable(value, kept="") if isinstance(value, str) else value for value in values]
+        for name, values in runs.items()
+        if isinstance(values.dtype, pd.StringDtype)
+    }
+    text: str = runs.assign(**texts).to_csv(index=False, lineterminator="\n")
+    return text.encode("utf-8")
 
 
 def parquet_bytes(runs: pd.DataFrame) -> bytes:
@@ -33,8 +47,8 @@ def parquet_bytes(runs: pd.DataFrame) -> bytes:
 
 
 def paper_table(runs: pd.DataFrame) -> tuple[list[RunColumn], list[list[str]]]:
-    """Columns and cells for a paper: valid runs only, and only columns in which some run has a value."""
-    valid = runs[runs["valid"].astype(bool)]
+    """Columns and cells for a paper: valid runs only, under names that differ, and only columns in which some run has a value."""
+    valid = distinct_runs(runs)[runs["valid"].astype(bool)]
     described = {column.key: column for column in RUN_COLUMNS}
     columns = [described[key] for key in PAPER_KEYS if valid[key].notna().any()]
     cells = [[cell_text(value, column) for value in valid[column.key]] for column in columns]
@@ -59,12 +73,13 @@ def latex_text(runs: pd.DataFrame) -> str:
     if not rows:
         return f"% {note}\n"
     table = tabulate(
-        [[" ".join(cell.split()) for cell in row] for row in rows],
+        [[_one_line(cell) for cell in row] for row in rows],
         [column.header for column in columns],
         tablefmt="latex_booktabs",
         disable_numparse=True,
         colalign=_alignment(columns),
     )
+    table = _LATEX_ARGUMENT.sub(r"\1{}\2", table).replace("|", r"\textbar{}")  # in TeX's first encoding a bar is a dash
     return f"% \\usepackage{{booktabs}}; {note}\n{table}\n"
 
 
@@ -80,4 +95,8 @@ def _note(runs: pd.DataFrame) -> str:
 
 
 def _markdown(cell: str) -> str:
-    return _MARKDOWN_SPECIAL.sub(r"\\\1", " ".join(cell.split()))
+    return _MARKDOWN_SPECIAL.sub(r"\\\1", _one_line(cell))
+
+
+def _one_line(cell: str) -> str:
+    return printable(" ".join(cell.split()))

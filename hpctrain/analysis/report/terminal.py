@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from hpctrain.analysis.figures.figure_bytes import figure_bytes
 from hpctrain.analysis.figures.run_plot import plot_run
 from hpctrain.analysis.frames import Frames, read_run
+from hpctrain.analysis.report.run_names import distinct_runs
 from hpctrain.analysis.report.runs_text import runs_table
 from hpctrain.analysis.report.text_table import aligned, printable, wrapped
-from hpctrain.analysis.run_row import FLOP_CONVENTIONS, OWN_SOURCE, RunSummary, rank_word
+from hpctrain.analysis.run_row import FLOP_CONVENTIONS, OWN_SOURCE, RunSummary, counted_ranks, rank_word
 from hpctrain.analysis.scaling import KIND_KEYS, Scaling, scaling_efficiency
 from hpctrain.analysis.summary import summarise
 from hpctrain.record.files import replace_file
@@ -25,12 +26,12 @@ def summary_table(summary: RunSummary) -> list[tuple[str, str]]:
     """What one run did, as (label, text with unit); what is missing says why."""
     if summary.source != OWN_SOURCE:
         return _log_table(summary)
-    word = rank_word(summary.device)
+    word, ranks = rank_word(summary.device), counted_ranks(summary.gpus or 0, summary.device)
     table = [("run", summary.folder), ("state", _state(summary))]
     if summary.model is None:
         return [*table, ("problem", summary.reason)]
     table += [
-        ("model", f"{summary.model} on {summary.gpus} {word}s of {summary.hardware}, {summary.precision}"),
+        ("model", f"{summary.model} on {ranks} of {summary.hardware}, {summary.precision}"),
         ("final loss", "none recorded" if summary.final_loss is None else f"{summary.final_loss:.4f} nats per token"),
         ("median step time", _step_time(summary)),
         ("throughput", _throughput(summary, word)),
@@ -123,8 +124,9 @@ def render_text(frames: Frames) -> str:
     """Several runs as one aligned table, then scaling where it can be told, then what was left out and why."""
     parts = []
     if len(frames.runs):
-        parts.append(runs_table(frames.runs))
-        scalings = [scaling_efficiency(frames.runs, kind) for kind in KIND_KEYS]
+        runs = distinct_runs(frames.runs)
+        parts.append(runs_table(runs))
+        scalings = [scaling_efficiency(runs, kind) for kind in KIND_KEYS]
         parts += _scaling_parts(scalings)
         if scalings[0].contradictions:
             texts = (wrapped(text, "  ") for text in scalings[0].contradictions)

@@ -15,6 +15,7 @@ from hpctrain.analysis.frames import Frames
 from hpctrain.analysis.published import load_published
 from hpctrain.analysis.report.environment import Environment, read_environment
 from hpctrain.analysis.report.html_report import MAX_PICTURES, PublishedResults, render_html
+from hpctrain.analysis.report.run_names import with_distinct_names
 from hpctrain.analysis.report.table_files import csv_bytes, latex_text, markdown_text, parquet_bytes
 from hpctrain.analysis.run_row import OWN_SOURCE
 from hpctrain.errors import ConfigError, Problem, RecordError
@@ -34,14 +35,19 @@ def check_report_path(path: Path) -> None:
 
     Raises:
         ConfigError: the suffix is none of ``SUFFIXES``.
-        RecordError: the folder of ``path`` is missing, or ``path`` is a folder.
+        RecordError: the folder of ``path`` is missing or closed, the name is too long, or ``path`` is a folder.
     """
     if path.suffix.lower() not in SUFFIXES:
         rule = f"the suffix must be one of {', '.join(SUFFIXES)}"
-        raise ConfigError((Problem("-o", str(path), rule, f"{path.stem}.html is the whole report"),))
-    if not path.parent.is_dir():
+        stem = "report" if path.name.startswith(".") else path.stem
+        raise ConfigError((Problem("-o", str(path), rule, f"{stem}.html is the whole report"),))
+    try:
+        has_folder, is_folder = path.parent.is_dir(), path.is_dir()
+    except OSError as error:
+        raise RecordError(f"-o {path}: cannot be written: {error.strerror}; name a file elsewhere") from error
+    if not has_folder:
         raise RecordError(f"-o {path}: there is no folder {path.parent}; make it, or name another one")
-    if path.is_dir():
+    if is_folder:
         raise RecordError(f"-o {path}: is a folder; name a file")
 
 
@@ -71,6 +77,7 @@ def write_report(
     check_report_path(path)
     suffix = path.suffix.lower()
     if suffix == ".html":
+        frames = with_distinct_names(frames)
         page = render_html(
             frames,
             environments=_environments(frames.runs),

@@ -397,3 +397,20 @@ def test_no_global_state_of_pyplot() -> None:
     check = f"import sys, {modules}; sys.exit('matplotlib.pyplot' in sys.modules)"
     root = Path(__file__).parents[3]
     assert subprocess.run([sys.executable, "-c", check], cwd=root, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("loss", [1e308, -1e308])
+def test_a_loss_too_large_for_an_axis_is_told(tmp_path: Path, loss: float) -> None:
+    data = read_run(make_run(tmp_path / "run"))
+    steps, summary = data.steps, summarise(data)
+    for part, num_beyond in ((steps.assign(loss=loss), 10), (steps.assign(loss=[loss, *steps["loss"][1:]]), 1)):
+        figure = plot_run(summary, part)
+        assert len(png(figure)) > 4_000
+        assert legend(figure.axes[0])[0] == f"loss beyond 1e+300, not drawn: {num_beyond}"
+
+
+def test_step_times_and_steps_too_large_for_an_axis_are_drawn_at_its_end(tmp_path: Path) -> None:
+    data = read_run(make_run(tmp_path / "run"))
+    figure = plot_run(summarise(data), data.steps.assign(step_time_s=1.7e308, step=2**62 + np.arange(10)))
+    assert len(png(figure)) > 4_000
+    assert figure.axes[1].get_ylim() == (0, 1e300)

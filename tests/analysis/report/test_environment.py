@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from hpctrain.analysis.report.environment import Environment, environment_keys, read_environment
@@ -50,6 +51,9 @@ def test_each_file_is_read_by_itself(tmp_path: Path) -> None:
     environment = read_environment(run.root, "run")
     assert environment.values == {}
     assert f"{run.code}: must hold a JSON object, holds list; {run.attempt(1)}: " in environment.problem
+    run.code.unlink()
+    os.mkfifo(run.code)
+    assert f"{run.code}: no regular file; " in read_environment(run.root, "run").problem
     run.code.unlink()
     assert f"{run.code}: no such file, so neither versions nor commit" in read_environment(run.root, "run").problem
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import re
 from dataclasses import asdict, dataclass, field, replace
@@ -24,6 +25,7 @@ from hpctrain.analysis.report.write_report import write_report
 from hpctrain.analysis.run_row import RunSummary
 from hpctrain.analysis.scaling import scaling_efficiency
 from hpctrain.config.schema import ModelConfig
+from hpctrain.record.paths import RunPaths
 from tests.analysis.make_runs import Attempt, make_run, toy_config
 from tests.analysis.report.report_runs import HOSTILE_NAME, make_sweep, write_code
 
@@ -243,7 +245,7 @@ def test_plan_and_measurement_stand_side_by_side(sweep: Frames) -> None:
 
 def test_a_run_of_a_published_size_stands_beside_it(tmp_path: Path) -> None:
     config = toy_config(nodes=16, model=GPT_175B, activation_checkpointing="full", micro_batch_size=1)
-    make_run(tmp_path / "ours", config, [Attempt([1e9] * 10)])
+    make_run(tmp_path / "ours", config, [Attempt([2e6] * 10)])
     runs = load_frames([tmp_path]).runs
     published = load_published(files=["azure-deepspeed.csv"])
     pairs = matches(runs, published_points(published))
@@ -370,3 +372,60 @@ def test_the_throughput_picture_shows_the_fastest_and_says_so(sweep: Frames) -> 
     assert picture is not None
     assert picture.note == f"The 30 valid runs with the most TFLOP/s of {len(runs)}; the table has all."
     assert picture.height_px < 1100
+
+
+def change_attempt(run: RunPaths, **fields: object) -> None:
+    path = run.attempt(1)
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def written_page(runs: Path, pictures: int = 0) -> Node:
+    path = runs.parent / "report.html"
+    write_report(load_frames([runs]), path, max_pictures=pictures)
+    return read_page(path.read_text(encoding="utf-8"))
+
+
+def test_a_running_run_has_no_duration_yet(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "done")
+    change_attempt(
+        make_run(tmp_path / "runs" / "running"), state="running", ended_at_s=None, end_reason=None, exit_code=None
+    )
+    rows = {row["Run"]: row for row in table_rows(written_page(tmp_path / "runs"), "attempts-table")}
+    # 10 s before the first step, then 2 + 1 + 8 x 0.5 s
+    assert {name: (row["State"], row["Duration (s)"]) for name, row in rows.items()} == {
+        "done": ("completed", "17"),
+        "running": ("running", "-"),
+    }
+
+
+@pytest.mark.parametrize("seconds", [253402300800.0, 1e18, -1e18, 1e300, -1e12])
+def test_a_time_that_no_calendar_has_is_a_problem_in_the_page(tmp_path: Path, seconds: float) -> None:
+    change_attempt(make_run(tmp_path / "runs" / "a"), started_at_s=seconds)
+    change_attempt(make_run(tmp_path / "runs" / "b"), ended_at_s=253402300799.0)
+    page = written_page(tmp_path / "runs")
+    assert f"started_at_s={seconds:g}" in page.by_id("runs").words()
+    [row] = table_rows(page, "attempts-table")
+    assert (row["Run"], row["Started (UTC)"]) == ("b", "1970-01-01 00:16:40")  # 1,000 s
+
+
+def test_halves_of_signs_in_records_are_spelled_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "run")
+    run.plan.write_text(run.plan.read_text().replace('"toy"', '"\\ud800"'))
+    change_attempt(run, message="\udcff fell")
+    page = written_page(tmp_path / "runs", pictures=1)
+    assert table_rows(page, "runs-table")[0]["Model"] == r"\ud800"
+    assert table_rows(page, "attempts-table")[0]["Message"] == r"\xff fell"
+
+
+def test_runs_of_one_name_are_told_apart_in_the_page(tmp_path: Path) -> None:
+    for place in ("old/run0", "new/run0"):
+        run = make_run(tmp_path / "runs" / place, attempts=[Attempt([0.5] * 3, end={"state": "failed"})])
+        write_code(run.root, commit=place)
+    page = written_page(tmp_path / "runs", pictures=2)
+    both = ["new/run0", "old/run0"]
+    for name in ("runs-table", "attempts-table"):
+        assert [row["Run"] for row in table_rows(page, name)] == both
+    assert [node.all("h3")[0].words().split()[0] for node in page.all("article")] == both
+    which = {row["Value"]: row["Which"] for row in table_rows(page, "environment-differences")}
+    assert which == {"new/run0": "new/run0", "old/run0": "old/run0"}
+    assert "new/run0: failed" in page.by_id("runs").words()

@@ -267,3 +267,24 @@ def test_a_long_name_keeps_its_ends(tmp_path: Path) -> None:
     make_run(tmp_path / f"a{'b' * 60}c")
     text = render_text(load_frames([tmp_path]))
     assert f"a{'b' * 19}…{'b' * 18}c" in text
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    for place in ("deep/old/run0", "deep/new/run0", "run1"):
+        make_run(tmp_path / place, attempts=[Attempt([0.5] * 3, end={"state": "failed", "end_reason": "killed"})])
+    text = render_text(load_frames([tmp_path]))
+    rows = [line.split(" !")[0] for line in text.splitlines() if " ! " in line]
+    assert sorted(rows) == ["new/run0", "old/run0", "run1"]
+    assert "  old/run0: failed (killed), 3 of 10 steps recorded" in text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("ranks_per_node", "text"), [pytest.param(1, "1 rank", id="one"), pytest.param(2, "2 ranks", id="two")]
+)
+def test_ranks_on_cpus_are_no_gpus(tmp_path: Path, ranks_per_node: int, text: str) -> None:
+    for name in ("a", "b"):
+        make_run(tmp_path / name, toy_config(nodes=1, hardware=replace(CPU_NODE, gpus_per_node=ranks_per_node)))
+    words = " ".join(render_text(load_frames([tmp_path])).split())
+    assert f", {text}, 1 node(s), " in words.split("RUN")[0]
+    assert f"all runs have one size ({text}), so no efficiency" in words
+    assert f"on {text} of test_cpu, fp32" in render_summary(summarise(read_run(RunPaths(tmp_path / "a"))))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -59,7 +62,7 @@ def test_markdown_shows_valid_runs_and_names_as_they_are(frames: Frames) -> None
 def test_latex_escapes_what_is_special_there(frames: Frames) -> None:
     text = latex_text(frames.runs)
     assert text.startswith(r"% \usepackage{booktabs}; 2 run(s)")
-    assert r"a\_|\_b \$5 \textbackslash" in text
+    assert r"a\_\textbar{}\_b \$5 \textbackslash" in text
     assert r"MFU (\%)" in text
     assert text.count(r"\\") == 3, "a header and two rows"
     assert "failed" not in text
@@ -153,3 +156,57 @@ def test_parquet_keeps_a_run_of_no_value(tmp_path: Path) -> None:
     write_report(load_frames([tmp_path]), tmp_path / "r.parquet")
     table = pd.read_parquet(io.BytesIO((tmp_path / "r.parquet").read_bytes()))
     assert table["step_time_s"].isna().all()
+
+
+def test_a_name_that_is_too_long_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(
+        RecordError, match=r"^-o .*a.csv: cannot be written: File name too long; name a file elsewhere$"
+    ):
+        check_report_path(tmp_path / f"{'a' * 252}.csv")
+
+
+def test_a_closed_folder_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def closed(path: Path, **_: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "stat", closed)  # the tests may run as root, to whom no folder is closed
+    with pytest.raises(RecordError, match=r"r.csv: cannot be written: Permission denied; name a file elsewhere$"):
+        check_report_path(tmp_path / "r.csv")
+
+
+def test_a_name_of_a_suffix_only_gets_a_name_that_works(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"; report\.html is the whole report$"):
+        check_report_path(tmp_path / ".html")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".md", ".tex"])
+def test_names_command_no_terminal_and_a_row_stays_one_line(tmp_path: Path, suffix: str) -> None:
+    make_run(tmp_path / "runs" / "a\x1b[31mscarlet\nb")
+    write_report(load_frames([tmp_path / "runs"]), tmp_path / f"r{suffix}")
+    text = (tmp_path / f"r{suffix}").read_text(encoding="utf-8")
+    assert "\x1b" not in text
+    assert "x1b" in text
+    assert sum("scarlet" in line for line in text.splitlines()) == 1
+
+
+def test_csv_cells_are_data_as_they_are(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "=1+1")
+    write_report(load_frames([tmp_path / "runs"]), tmp_path / "r.csv")
+    assert (tmp_path / "r.csv").read_text().splitlines()[1].split(",")[1] == "=1+1"
+
+
+@pytest.mark.parametrize("name", ["[2pt]", "*star", "a|b"])
+def test_latex_takes_no_name_for_an_argument(tmp_path: Path, name: str) -> None:
+    make_run(tmp_path / name)
+    lines = latex_text(load_frames([tmp_path]).runs).splitlines()
+    row = lines[lines.index(r"\midrule") + 1]
+    expected = {"[2pt]": "{}[2pt]", "*star": "{}*star", "a|b": r"a\textbar{}b"}
+    assert row.split("&")[0].strip() == expected[name]
+
+
+@pytest.mark.parametrize("text", [markdown_text, latex_text], ids=["markdown", "latex"])
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path, text: Callable[[pd.DataFrame], str]) -> None:
+    for place in ("old/run0", "new/run0", "new/run1"):
+        make_run(tmp_path / place)
+    rows = [line for line in text(load_frames([tmp_path]).runs).splitlines() if "run0" in line or "run1" in line]
+    assert sorted(re.findall(r"[a-z/]*run\d", "\n".join(rows))) == ["new/run0", "old/run0", "run1"]
