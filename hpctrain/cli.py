@@ -24,6 +24,7 @@ from hpctrain.errors import (
     UnclearSubmissionError,
     known_names_hint,
 )
+from hpctrain.text_table import printable
 
 if TYPE_CHECKING:
     from hpctrain.config.compose import Point
@@ -46,7 +47,7 @@ def main() -> None:
         code = run([os.fsencode(word).decode("utf-8", "surrogateescape") for word in sys.argv[1:]])
         sys.stdout.flush()
     except HpctrainError as error:
-        print(f"hpctrain: {error}", file=sys.stderr)
+        print(printable(f"hpctrain: {error}"), file=sys.stderr)
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain.errors import EXIT_OK, ConfigError, HpctrainError, LaunchError, RecordError
+from hpctrain.text_table import printable
 
 if TYPE_CHECKING:
     from hpctrain.record.paths import RunPaths
@@ -114,7 +115,7 @@ def report(words: Sequence[str]) -> int:
         comparison = compare(frames, load_frames([known.against]), tolerance)
     for path in known.output:
         write_report(frames, path, comparison=comparison)
-        print(f"report {path}")
+        print(printable(f"report {path}", kept=""))
     if comparison is not None:
         print(comparison_json(comparison) if known.json else render_comparison(comparison))
         return comparison.exit_code
@@ -128,7 +129,7 @@ def report(words: Sequence[str]) -> int:
 
 def _tell(problems: Iterable[str]) -> None:
     for problem in problems:
-        print(f"hpctrain: {problem}", file=sys.stderr)
+        print(printable(f"hpctrain: {problem}"), file=sys.stderr)
 
 
 def _report_parser() -> argparse.ArgumentParser:
@@ -179,7 +180,7 @@ def read_log(words: Sequence[str]) -> int:
         except RecordError as error:
             if not several:
                 raise
-            print(f"hpctrain: {error}", file=sys.stderr)
+            _tell([str(error)])
             failed = True
             continue
         print(start, end="")

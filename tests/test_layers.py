@@ -12,12 +12,13 @@ PACKAGE = Path(__file__).parent.parent / "hpctrain"
 ALLOWED = {
     "errors": set(),
     "units": set(),
+    "text_table": set(),
     "text_files": {"errors", "config.schema"},
     "config": {"errors", "config"},
     "plan": {"errors", "units", "config.schema", "plan"},
     "record": {"errors", "units", "config.schema", "config.build", "plan", "record"},
-    "launch": {"errors", "units", "text_files", "config", "plan", "record", "launch"},
-    "analysis": {"errors", "units", "config.schema", "plan", "record", "analysis"},
+    "launch": {"errors", "units", "text_files", "text_table", "config", "plan", "record", "launch"},
+    "analysis": {"errors", "units", "text_table", "config.schema", "plan", "record", "analysis"},
     "worker": {"errors", "units", "text_files", "config.schema", "plan", "record", "worker"},
 }
 """Each room and the rooms it may import from; cli and help_text stand above all."""
@@ -55,6 +56,17 @@ def test_a_module_imports_only_from_the_rooms_below(path: Path) -> None:
         if path.name == "rank_entry.py" and inside == "worker.job":
             continue  # the one door to the worker, opened when a rank starts
         assert any(inside == room or inside.startswith(f"{room}.") for room in allowed), f"{path} imports {name}"
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer"), [("", ("figures", "report")), ("logs", ("figures", "report")), ("figures", ("report",))]
+)
+def test_numbers_of_analysis_know_nothing_of_how_they_are_shown(inner: str, outer: tuple[str, ...]) -> None:
+    found = list((PACKAGE / "analysis" / inner).glob("*.py"))
+    assert found
+    for path in found:
+        names = imported_modules(path)
+        assert not [name for name in names for room in outer if name.startswith(f"hpctrain.analysis.{room}")], path
 
 
 def test_torch_is_the_workers_and_pandas_the_analysis_own() -> None:

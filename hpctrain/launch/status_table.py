@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpctrain.launch.jobs import RunStatus
+from hpctrain.text_table import MISSING, aligned
 
 _DETAIL_WIDTH = 100
 _HEADER = ("run", "job", "state", "attempt", "step", "loss", "last ms/step", "model TFLOP/s/GPU", "detail")
@@ -15,11 +16,7 @@ def status_table(rows: Sequence[RunStatus]) -> str:
     if not rows:
         return "no runs"
     cells = [_HEADER, *(_cells(row) for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(_HEADER) - 1)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in cells
-    )
+    return aligned(cells)
 
 
 def _short(detail: str) -> str:
@@ -31,12 +28,12 @@ def _short(detail: str) -> str:
 def _cells(row: RunStatus) -> tuple[str, ...]:
     return (
         row.run,
-        row.job_id or "-",
+        row.job_id or MISSING,
         row.state,
-        str(row.attempt or "-"),
+        str(row.attempt or MISSING),
         f"{row.step}/{row.num_steps}",
-        "-" if row.loss is None else f"{row.loss:.4f}",
-        "-" if row.step_time_s is None else f"{row.step_time_s * 1e3:.1f}",
-        "-" if row.model_tflops_per_gpu is None else f"{row.model_tflops_per_gpu:.4g}",
+        MISSING if row.loss is None else f"{row.loss:.4f}",
+        MISSING if row.step_time_s is None else f"{row.step_time_s * 1e3:.1f}",
+        MISSING if row.model_tflops_per_gpu is None else f"{row.model_tflops_per_gpu:.4g}",
         _short(row.detail),
     )

@@ -8,9 +8,8 @@ from pathlib import Path
 from hpctrain.analysis.logs.conditions import find_conditions
 from hpctrain.analysis.logs.log_reading import LogReading
 from hpctrain.analysis.logs.log_runs import LogRun, log_runs
-from hpctrain.analysis.report.run_columns import MISSING
-from hpctrain.analysis.report.text_table import aligned, printable
 from hpctrain.record.files import plain_text
+from hpctrain.text_table import MISSING, aligned, printable
 
 _WIDTH = 100
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from hpctrain.analysis.comparison import Change, Comparison, Pair
 from hpctrain.analysis.name_lists import joined_names
-from hpctrain.analysis.report.run_columns import MISSING
-from hpctrain.analysis.report.text_table import aligned, printable
+from hpctrain.text_table import MISSING, aligned, printable
 from hpctrain.units import gib
 
 COMPARISON_SCHEMA_VERSION = 1

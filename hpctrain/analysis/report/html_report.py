@@ -42,8 +42,8 @@ from hpctrain.analysis.report.html_tables import (
     scaling_table,
 )
 from hpctrain.analysis.report.published_match import matches, matches_table, published_points, published_sizes
-from hpctrain.analysis.report.run_columns import MISSING
 from hpctrain.analysis.scaling import KIND_KEYS, scaling_efficiency
+from hpctrain.text_table import MISSING
 
 MAX_PICTURES = 24
 """Runs with a picture of their own: 60 kB each, so a report of 1,000 runs stays a file that can be mailed."""

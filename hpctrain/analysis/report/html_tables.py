@@ -13,9 +13,10 @@ from hpctrain.analysis.comparison import Comparison
 from hpctrain.analysis.name_lists import joined_names
 from hpctrain.analysis.report.comparison_text import change_cells
 from hpctrain.analysis.report.environment import Environment, EnvironmentKey
-from hpctrain.analysis.report.run_columns import MISSING, RUN_COLUMNS, RunColumn, all_columns, cell_number, cell_text
+from hpctrain.analysis.report.run_columns import RUN_COLUMNS, RunColumn, all_columns, cell_number, cell_text
 from hpctrain.analysis.run_row import OWN_SOURCE
 from hpctrain.analysis.scaling import Scaling
+from hpctrain.text_table import MISSING
 
 MAX_NAMES = 6
 

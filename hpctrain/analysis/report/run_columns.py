@@ -9,12 +9,10 @@ from typing import Any, Literal
 import pandas as pd
 
 from hpctrain.analysis.run_row import FLOP_CONVENTIONS
+from hpctrain.text_table import MISSING
 from hpctrain.units import GIB
 
 Kind = Literal["text", "count", "number", "share", "bytes", "flag"]
-
-MISSING = "-"
-"""What stands for a value that is not known."""
 
 
 @dataclass(frozen=True)

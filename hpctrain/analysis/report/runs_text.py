@@ -8,9 +8,9 @@ import pandas as pd
 
 from hpctrain.analysis.frames import run_summaries
 from hpctrain.analysis.name_lists import short_name
-from hpctrain.analysis.report.run_columns import MISSING, RUN_COLUMNS, cell_text
-from hpctrain.analysis.report.text_table import WIDTH, aligned, printable, wrapped
+from hpctrain.analysis.report.run_columns import RUN_COLUMNS, cell_text
 from hpctrain.analysis.run_row import FLOP_CONVENTIONS, OWN_SOURCE, RunSummary, rank_word
+from hpctrain.text_table import MISSING, WIDTH, aligned, printable, wrapped
 
 _NAME_WIDTH, _NAME_WIDTH_WITH_LOGS = 40, 31
 

@@ -8,9 +8,9 @@ import re
 import pandas as pd
 from tabulate import tabulate
 
-from hpctrain.analysis.report.run_columns import MISSING, RUN_COLUMNS, RunColumn, cell_text
+from hpctrain.analysis.report.run_columns import RUN_COLUMNS, RunColumn, cell_text
 from hpctrain.analysis.report.run_names import distinct_runs
-from hpctrain.analysis.report.text_table import printable
+from hpctrain.text_table import MISSING, printable
 
 PAPER_KEYS = (
     "run", "model", "hardware", "nodes", "gpus", "parallelism", "precision", "micro_batch_size", "global_batch_size",

@@ -11,12 +11,12 @@ from hpctrain.analysis.figures.run_plot import plot_run
 from hpctrain.analysis.frames import Frames, read_run
 from hpctrain.analysis.report.run_names import distinct_runs
 from hpctrain.analysis.report.runs_text import runs_table
-from hpctrain.analysis.report.text_table import aligned, printable, wrapped
 from hpctrain.analysis.run_row import FLOP_CONVENTIONS, OWN_SOURCE, RunSummary, counted_ranks, rank_word
 from hpctrain.analysis.scaling import KIND_KEYS, Scaling, scaling_efficiency
 from hpctrain.analysis.summary import summarise
 from hpctrain.record.files import replace_file
 from hpctrain.record.paths import RunPaths
+from hpctrain.text_table import aligned, printable, wrapped
 from hpctrain.units import gib, short_count
 
 SUMMARY_SCHEMA_VERSION = 1

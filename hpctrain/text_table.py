@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from hpctrain.analysis.report.run_columns import MISSING
-
+MISSING = "-"
+"""Where there is no value."""
 WIDTH = 100
 """Columns of a terminal that text may take."""
 
