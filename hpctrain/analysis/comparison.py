@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
+from hpctrain.analysis.configuration import CONFIGURATION, configuration_label, is_known, unknown_texts
 from hpctrain.analysis.frames import Frames
 from hpctrain.analysis.intervals import RatioInterval, block_length, ratio_between_runs, ratio_of_medians
 from hpctrain.analysis.name_lists import joined_names
-from hpctrain.analysis.scaling import COMPARABLE
 from hpctrain.errors import EXIT_OK, EXIT_REGRESSION, ConfigError, Problem, RecordError
-from hpctrain.units import short_count
 
 DEFAULT_TOLERANCE = 0.05
-
-CONFIGURATION = (
-    "source",
-    *COMPARABLE,
-    "nodes",
-    "gpus",
-    "micro_batch_size",
-    "gradient_accumulation_steps",
-    "global_batch_size",
-    "tokens_per_step",
-)
-"""Columns of ``runs`` that are equal in runs that are compared: the keys of a scaling group, and size and batch."""
 
 Judgement = Literal["worse", "better", "equal", "unclear", "not judged"]
 
@@ -87,8 +74,17 @@ class Pair:
     changes: tuple[Change, ...]
 
     @property
+    def step_time(self) -> Change:
+        return next(change for change in self.changes if change.metric == STEP_TIME.key)
+
+    @property
     def is_slower(self) -> bool:
-        return any(change.metric == STEP_TIME.key and change.judgement == "worse" for change in self.changes)
+        return self.step_time.judgement == "worse"
+
+    @property
+    def is_judged(self) -> bool:
+        """Its step time has an interval; without one it shows nothing, also not that no step became slower."""
+        return self.step_time.judgement != "not judged"
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,7 @@ class Comparison:
     tolerance: float
     pairs: tuple[Pair, ...]
     broken: tuple[str, ...]
-    """Valid in the base, ended and not valid now."""
+    """Valid in the base, and now none is that ended, or a larger share of those that ended is not."""
     not_compared: tuple[str, ...]
     """Missing or unfinished on one side, with the reason."""
 
@@ -107,8 +103,12 @@ class Comparison:
         return tuple(pair for pair in self.pairs if pair.is_slower)
 
     @property
+    def not_judged(self) -> tuple[Pair, ...]:
+        return tuple(pair for pair in self.pairs if not pair.is_judged)
+
+    @property
     def exit_code(self) -> int:
-        """``EXIT_REGRESSION`` if a step became slower or a run stopped working, else ``EXIT_OK``."""
+        """``EXIT_REGRESSION`` if a step became slower, a run stopped working or more runs fail, else ``EXIT_OK``."""
         return EXIT_REGRESSION if self.slower or self.broken else EXIT_OK
 
 
@@ -126,22 +126,25 @@ def compare(frames: Frames, base_frames: Frames, tolerance: float = DEFAULT_TOLE
 
     Raises:
         ConfigError: the tolerance is negative or no number.
-        RecordError: no configuration has valid runs on both sides.
+        RecordError: no configuration has valid runs on both sides, or the step time of none could be judged, and none
+            stopped working.
     """
     if not (math.isfinite(tolerance) and tolerance >= 0):
         rule = "must be a share of the step time, 0 or above"
         raise ConfigError((Problem("--tolerance", f"{tolerance:g}", rule, "0.05 is 5 %"),))
-    base_folders = {Path(folder).resolve() for folder in base_frames.runs["folder"]}
-    in_base = np.array([Path(folder).resolve() in base_folders for folder in frames.runs["folder"]], dtype=bool)
+    base_folders = set(map(os.path.realpath, base_frames.runs["folder"]))
+    in_base = np.array([os.path.realpath(folder) in base_folders for folder in frames.runs["folder"]], dtype=bool)
     new_runs = frames.runs[~in_base]
     new, base = _sides(frames, new_runs), _sides(base_frames, base_frames.runs)
     result = _matched(new, base, tolerance)
-    apart = (*_unknown(base_frames.runs), *_unknown(new_runs), *base_frames.problems, *frames.problems)
+    apart = (*unknown_texts(base_frames.runs), *unknown_texts(new_runs), *base_frames.problems, *frames.problems)
     result = replace(result, not_compared=(*result.not_compared, *apart))
     if not result.pairs and not result.broken:
         raise RecordError(
             _nothing_matches(new, base, result.not_compared, all_in_base=bool(in_base.size and in_base.all()))
         )
+    if not result.broken and len(result.not_judged) == len(result.pairs):
+        raise RecordError(_nothing_judged(result))
     return result
 
 
@@ -161,6 +164,12 @@ class _Side:
     valid: tuple[_Run, ...]
     reasons: str
     is_unfinished: bool
+    num_failed: int
+    """Ended and not valid."""
+
+    @property
+    def num_ended(self) -> int:
+        return len(self.valid) + self.num_failed
 
     @property
     def names(self) -> list[str]:
@@ -186,6 +195,11 @@ def _matched(
             broken.append(f"{side.label}: valid in the base ({', '.join(side.names)}), not now: {other.reasons}")
         else:
             pairs.append(_pair(side, other, tolerance))
+            if _fails_more(side, other):
+                broken.append(
+                    f"{side.label}: {other.num_failed} of {other.num_ended} run(s) failed now,"
+                    f" {side.num_failed} of {side.num_ended} in the base: {other.reasons}"
+                )
     not_compared += [f"{side.label}: no such run in the base" for key, side in new.items() if key not in base]
     for side in (*base.values(), *new.values()):
         if side.valid and side.reasons:
@@ -193,9 +207,14 @@ def _matched(
     return Comparison(tolerance, tuple(pairs), tuple(broken), tuple(not_compared))
 
 
+def _fails_more(base: _Side, new: _Side) -> bool:
+    """A larger share of the runs that ended is not valid."""
+    return new.num_failed * base.num_ended > base.num_failed * new.num_ended
+
+
 def _sides(frames: Frames, runs: pd.DataFrame) -> dict[tuple[Any, ...], _Side]:
     """The runs of one side by configuration; those of which too little is known have none."""
-    known = runs[_is_known(runs)]
+    known = runs[is_known(runs)]
     columns = [[None if value is pd.NA else value for value in known[key].tolist()] for key in known.columns]
     groups: dict[tuple[Any, ...], list[dict[Any, Any]]] = {}
     for values in zip(*columns, strict=True):
@@ -205,19 +224,6 @@ def _sides(frames: Frames, runs: pd.DataFrame) -> dict[tuple[Any, ...], _Side]:
     times = {str(folder): tuple(part) for folder, part in steady.groupby("folder")["step_time_s"]}
     setups = {str(folder): float(part) for folder, part in _setup_times(frames.attempts).items()}
     return {key: _side(members, times, setups) for key, members in groups.items()}
-
-
-def _is_known(runs: pd.DataFrame) -> pd.Series:
-    identity = runs["model"].notna() | runs["num_parameters"].notna()
-    return identity & runs["gpus"].notna() & runs["global_batch_size"].notna() & runs["seq_len"].notna()
-
-
-def _unknown(runs: pd.DataFrame) -> list[str]:
-    unknown = runs.loc[~_is_known(runs), ["folder", "reason"]]
-    return [
-        f"{folder}: model, GPUs, batch or sequence not known: {reason}"
-        for folder, reason in unknown.itertuples(index=False)
-    ]
 
 
 def _setup_times(attempts: pd.DataFrame) -> pd.Series:
@@ -240,21 +246,15 @@ def _side(
         if row["valid"]
     )
     reasons = "; ".join(f"{row['run']}: {row['reason']}" for row in rows if not row["valid"])
-    unfinished = any(row["state"] in ("running", "not started") for row in rows if not row["valid"])
-    return _Side(_label(first), {key: first[key] for key in CONFIGURATION}, valid, reasons, unfinished)
-
-
-def _label(row: Mapping[Any, Any]) -> str:
-    model = row["model"] or f"{short_count(row['num_parameters'])} parameters"
-    parts = [
-        f"{model} on {row['gpus']} x {row['hardware'] or 'unknown hardware'}",
-        f"{row['nodes'] or '?'} node(s)",
-        row["parallelism"],
-        row["precision"],
-        f"micro batch {row['micro_batch_size'] or '?'} x {row['gradient_accumulation_steps'] or '?'}",
-        f"sequence {row['seq_len'] or '?'}",
-    ]
-    return ", ".join(str(part) for part in parts if part)
+    num_unfinished = sum(row["state"] in ("running", "not started") for row in rows if not row["valid"])
+    return _Side(
+        label=configuration_label(first),
+        configuration={key: first[key] for key in CONFIGURATION},
+        valid=valid,
+        reasons=reasons,
+        is_unfinished=num_unfinished > 0,
+        num_failed=len(rows) - len(valid) - num_unfinished,
+    )
 
 
 def _pair(base: _Side, new: _Side, tolerance: float) -> Pair:
@@ -358,6 +358,18 @@ def _nothing_matches(
         if differences := _differences(one, other):
             lines.append(f"  nearest: {one.label}: the base has {', '.join(differences)}")
     return "\n".join(lines)
+
+
+def _nothing_judged(comparison: Comparison) -> str:
+    lines = ["--against: no step time could be judged, so nothing was compared: more steps or repeated runs are needed"]
+    for pair in comparison.pairs:
+        step = pair.step_time
+        change = "" if step.ratio is None else f" ({100 * (step.ratio - 1):+.1f} %)"
+        values = ["not measured" if value is None else f"{value:,.4g} s" for value in (step.base, step.new)]
+        lines.append(
+            f"  {pair.configuration}: step time {values[0]} in the base, {values[1]} now{change}: {step.noise}"
+        )
+    return "\n".join([*lines, *(f"  {text}" for text in comparison.not_compared)])
 
 
 def _differences(base: _Side, new: _Side) -> list[str]:

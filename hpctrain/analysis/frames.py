@@ -20,6 +20,7 @@ from hpctrain.analysis.summary import summarise
 from hpctrain.analysis.validity import fastest_step_s, plan_problem
 from hpctrain.errors import RecordError
 from hpctrain.plan.run_plan import RunPlan
+from hpctrain.record.files import path_text, plain_text
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_each_attempt, read_plan, search_runs
 from hpctrain.record.schema import AttemptRecord
@@ -141,15 +142,20 @@ def find_sources(roots: Iterable[Path]) -> Sources:
                 problems.append(str(error))
                 continue
             problems += not_opened
-        inside = {run.root.resolve(): run for run in found}
-        found_logs = {path.resolve(): path for path in find_logs(root, inside)}
+        inside = {_real(run.root): run for run in found}
+        found_logs = {_real(path): path for path in find_logs(root, inside)}
         if not inside and not found_logs:
             problems.append(
                 f"{root}: no run here; a run folder holds plan.json, a log of another system ends in .log, .out, .err or .txt"
             )
         runs |= inside
         logs |= found_logs
-    return Sources(tuple(runs.values()), tuple(logs.values()), tuple(problems))
+    return Sources(tuple(runs.values()), tuple(logs.values()), tuple(map(plain_text, problems)))
+
+
+def _real(path: Path) -> Path:
+    """Links followed; unlike ``Path.resolve`` no error where they lead in a circle, so that reading tells it."""
+    return Path(os.path.realpath(path))
 
 
 def _load_run(run: RunPaths, with_steps: bool, with_samples: bool) -> RunFrames:
@@ -161,7 +167,7 @@ def _load_run(run: RunPaths, with_steps: bool, with_samples: bool) -> RunFrames:
         steps=data.steps if with_steps and len(data.columns["step"]) else None,
         attempts=data.attempts,
         samples=table if table is not None and len(table) else None,
-        problems=problems,
+        problems=tuple(map(plain_text, problems)),
     )
 
 
@@ -190,21 +196,12 @@ def read_run(run: RunPaths) -> RunData:
         attempts=files.attempts,
         columns=mark_columns(lines.columns, 0.0 if plan is None else fastest_step_s(plan, files.attempts)),
         damaged_lines=lines.damaged_lines,
-        problem="; ".join(problems),
+        problem=plain_text("; ".join(problems)),
         num_lines=lines.num_lines,
         first_damage=lines.first_damage,
         all_attempts_are_known=not files.problems,
         last_attempt_is_known=files.last_is_known,
     )
-
-
-def path_text(path: Path) -> str:
-    """The path as text that can be printed and kept, whatever bytes its name is made of.
-
-    >>> path_text(Path("runs") / os.fsdecode(b"caf\\xe9"))
-    'runs/caf\\\\xe9'
-    """
-    return os.fsencode(path).decode("utf-8", errors="backslashreplace")
 
 
 def join_frames(runs: Sequence[RunFrames], problems: Sequence[str] = ()) -> Frames:

@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hpctrain.analysis.name_lists import joined_names
-from hpctrain.analysis.wall_clock import AttemptTime, attempt_time, fits
+from hpctrain.analysis.wall_clock import AttemptTime, attempt_time, duration_problem, fits
 
 PARTS = {
     "setup_s": "set-up, until the first step starts",
@@ -67,6 +67,7 @@ def goodput(runs: pd.DataFrame, steps: pd.DataFrame, attempts: pd.DataFrame) -> 
     messages = []
     steps_of = _steps_of_attempts(steps)
     gpus = dict(zip(runs["folder"], runs["gpus"], strict=True))
+    incomplete = _with_missing_lines(runs)
     rows: list[dict[str, Any]] = []
     before: tuple[str, float] | None = None
     for attempt in attempts.sort_values(["folder", "attempt"], kind="stable").to_dict("records"):
@@ -77,7 +78,7 @@ def goodput(runs: pd.DataFrame, steps: pd.DataFrame, attempts: pd.DataFrame) -> 
         end_s = None if pd.isna(attempt["ended_at_s"]) else float(attempt["ended_at_s"])
         columns = steps_of.get((attempt["folder"], attempt["attempt"]), _NO_STEPS)
         time = attempt_time(float(attempt["started_at_s"]), end_s, columns)
-        row, problem = _attempt_row(attempt, time)
+        row, problem = _attempt_row(attempt, time, attempt["folder"] in incomplete)
         if not time.end_is_recorded:
             messages.append(f"{name}: no end recorded, so it is counted up to its last step")
         messages += [f"{name}: {problem}; its time is not split"] if problem else []
@@ -151,7 +152,13 @@ _NO_STEPS: dict[str, NDArray[Any]] = {
 }
 
 
-def _attempt_row(attempt: dict[Any, Any], time: AttemptTime) -> tuple[dict[str, Any], str]:
+def _with_missing_lines(runs: pd.DataFrame) -> set[str]:
+    """Folders of runs with steps and a known cost, but without a share of lost time: lines of steps are missing."""
+    is_incomplete = (runs["num_recorded_steps"] > 0) & (runs["gpu_hours"] > 0) & runs["lost_time_share"].isna()
+    return set(runs.loc[is_incomplete.fillna(False).astype(bool), "folder"])
+
+
+def _attempt_row(attempt: dict[Any, Any], time: AttemptTime, is_incomplete: bool) -> tuple[dict[str, Any], str]:
     """The row of one attempt, and why its time cannot be split, if it cannot."""
     known = [attempt[name] for name in ("end_reason", "state") if pd.notna(attempt[name])]
     row = {
@@ -172,7 +179,10 @@ def _attempt_row(attempt: dict[Any, Any], time: AttemptTime) -> tuple[dict[str, 
     }
     if not time.num_steps:
         parts = dict.fromkeys(PARTS, 0.0) | {"setup_s": time.wall_s}
-    problem = _contradiction(parts, time.wall_s)
+    if problem := duration_problem(time.wall_s):
+        return row | dict.fromkeys([*PARTS, "dead_s", "wall_s"], pd.NA), f"it {problem}"
+    missing = "steps of its run have no line, which would count as lost time" if is_incomplete else ""
+    problem = _contradiction(parts, time.wall_s) or missing
     if problem:
         return row | dict.fromkeys([*PARTS, "dead_s"], pd.NA), problem
     return row | {name: _without_rounding(value) for name, value in parts.items()} | {"dead_s": time.dead_s}, ""
@@ -196,7 +206,7 @@ def _cost(row: dict[str, Any], gpus: Any) -> dict[str, Any]:
     """GPU-hours held, and those of them that left nothing on the curve."""
     if pd.isna(gpus):
         return {"gpus": pd.NA, "gpu_hours": pd.NA, "lost_gpu_hours": pd.NA}
-    held = row["wall_s"] * gpus / 3600
+    held = row["wall_s"] * gpus / 3600  # NA where the time is not known
     on_curve = row["curve_s"] * gpus / 3600
     return {
         "gpus": gpus,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from hpctrain.record.files import plain_text
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_node_samples
 from hpctrain.record.schema import GpuSample, NodeSample
@@ -64,7 +65,7 @@ def read_samples(run: RunPaths) -> tuple[pd.DataFrame, tuple[str, ...]]:
 
 def _node_name(path: Path) -> str:
     """The node's name, which the writer percent-encoded."""
-    return urllib.parse.unquote(path.name.removesuffix(_SUFFIX))
+    return plain_text(urllib.parse.unquote(path.name.removesuffix(_SUFFIX)))
 
 
 def _row(sample: NodeSample) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from hpctrain.record.files import open_regular
 from hpctrain.record.lines import MAX_LINE_BYTES, parse_step
 from hpctrain.record.schema import SCHEMA_VERSION, StepRecord
 
@@ -63,7 +64,7 @@ def read_steps(path: Path) -> StepColumns:
     """
     found = _Found()
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             for block in _blocks(stream):
                 if block is None:
                     found.add_damage(f"more than {MAX_LINE_BYTES:,} bytes in one line")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hpctrain.analysis.intervals import dependent_median_interval
 from hpctrain.analysis.run_row import RunData, RunSummary
-from hpctrain.analysis.validity import invalid_reasons, world_sizes
+from hpctrain.analysis.validity import invalid_reasons, num_missing_steps, world_sizes
 from hpctrain.analysis.wall_clock import wall_clock
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.lines import number_problem
@@ -34,12 +34,9 @@ def summarise(data: RunData) -> RunSummary:
         wall = wall_clock(data.attempts, steps)
         row = _with_speeds(_with_recorded(planned, data, steps), data.plan, steps)
         if wall.wall_s is not None and data.all_attempts_are_known:
-            row = replace(
-                row,
-                wall_tokens_per_s=wall.tokens_per_s,
-                lost_time_share=wall.lost_time_share,
-                gpu_hours=wall.wall_s * data.plan.layout.world_size / 3600,
-            )
+            row = replace(row, gpu_hours=wall.wall_s * data.plan.layout.world_size / 3600)
+            if not num_missing_steps(row, steps):  # what lines are missing would count as lost time
+                row = replace(row, wall_tokens_per_s=wall.tokens_per_s, lost_time_share=wall.lost_time_share)
     beyond = number_problem(vars(row))
     if beyond:
         return replace(planned, state=row.state, reason="; ".join(filter(None, (data.problem, f"measured {beyond}"))))

@@ -7,7 +7,10 @@ its row tell how it ended. ``RunSummary.state`` is then ``unknown`` where the lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
 
 from hpctrain.analysis.run_row import RunData, RunSummary
 from hpctrain.plan.run_plan import RunPlan
@@ -16,8 +19,8 @@ from hpctrain.record.schema import AttemptRecord
 from hpctrain.units import TERA
 
 MAX_DEAD_SHARE = 0.05
-"""Above this share of dead steps, of rejected steps or of damaged lines a speed says nothing about training. A choice; healthy
-bf16 runs have none."""
+"""Above this share of dead or rejected steps, of damaged lines or of steps without a line, a speed says nothing about training.
+A choice; healthy bf16 runs have none."""
 
 
 def plan_problem(plan: RunPlan) -> str:
@@ -88,14 +91,23 @@ def invalid_reasons(summary: RunSummary, data: RunData, contradiction: str) -> l
         reasons.append(f"{summary.tokens_per_step:,} tokens a step planned, {other.min():,} recorded")
     reasons += _share_reasons(summary, data)
     if contradiction:
-        reasons.append(f"{contradiction}: the time stamps contradict each other")
+        reasons.append(contradiction)
     if summary.state == "completed" and summary.step_time_s is None:
         reasons.append(f"no steady step among {summary.num_recorded_steps} recorded")
     return reasons
 
 
+def num_missing_steps(summary: RunSummary, columns: Mapping[str, NDArray[Any]]) -> int:
+    """Steps that were taken and have no line: below the last one on the curve, of a completed run up to the planned one."""
+    steps = columns["step"][~columns["superseded"]]
+    last = int(steps.max()) if len(steps) else 0
+    if summary.state == "completed":
+        last = max(last, summary.num_steps or 0)
+    return max(0, last - summary.num_recorded_steps)
+
+
 def _share_reasons(summary: RunSummary, data: RunData) -> list[str]:
-    """Dead steps, steps above the peak and damaged lines, each if there are too many."""
+    """Dead steps, steps above the peak, damaged lines and missing ones, each if there are too many."""
     reasons = []
     num_steps = max(1, summary.num_recorded_steps)
     if summary.num_dead_steps > MAX_DEAD_SHARE * num_steps:
@@ -116,6 +128,11 @@ def _share_reasons(summary: RunSummary, data: RunData) -> list[str]:
         reasons.append(
             f"{summary.damaged_lines} of {data.num_lines} lines of steps.jsonl are damaged, at most"
             f" {MAX_DEAD_SHARE:.0%}; the first: {data.first_damage}"
+        )
+    missing = num_missing_steps(summary, data.columns) - summary.damaged_lines
+    if summary.state == "completed" and summary.num_recorded_steps and missing > MAX_DEAD_SHARE * num_steps:
+        reasons.append(
+            f"steps missing: {summary.num_recorded_steps} of {summary.num_steps} recorded in steps.jsonl by a completed run"
         )
     return reasons
 

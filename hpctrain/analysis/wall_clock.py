@@ -16,6 +16,8 @@ from hpctrain.record.schema import AttemptRecord
 
 CLOCK_TOLERANCE = 0.01
 """Share by which the steps may take longer than the attempts they lie in: clocks are read at slightly different moments."""
+MAX_ATTEMPT_S = 366 * 86400.0
+"""A job of more than a year is a wrong clock. A choice."""
 CLOCK_OFFSET_S = 1e-3
 """Time that clocks may be apart however short the attempt is. A choice: nodes that are kept in step over the network, as
 clusters are, agree to about a millisecond."""
@@ -35,6 +37,8 @@ class AttemptTime:
     num_steps: int
     """A step written twice counts once, as it was written last."""
     num_undone_steps: int
+    num_unstamped_steps: int
+    """Without a finite time of their end."""
     curve_s: float
     """Steps that count."""
     undone_s: float
@@ -81,6 +85,7 @@ def attempt_time(start_s: float, end_s: float | None, steps: Mapping[str, NDArra
         steps_end_s=last_s,
         num_steps=len(times_s),
         num_undone_steps=int(undone.sum()),
+        num_unstamped_steps=int((~stamped).sum()),
         curve_s=float(times_s[~undone].sum()),
         undone_s=float(times_s[undone].sum()),
         dead_s=float(times_s[dead & ~undone].sum()),
@@ -96,6 +101,32 @@ def fits(part_s: float, whole_s: float) -> bool:
     return part_s <= whole_s + CLOCK_TOLERANCE * max(whole_s, 0.0) + CLOCK_OFFSET_S
 
 
+def duration_problem(wall_s: float) -> str:
+    """Text if an attempt cannot have taken so long; else empty.
+
+    >>> duration_problem(60.0), duration_problem(1.7e9)
+    ('', 'took 1.7e+09 s, more than a year: a clock was wrong')
+    """
+    return f"took {wall_s:,.4g} s, more than a year: a clock was wrong" if wall_s > MAX_ATTEMPT_S else ""
+
+
+def _time_problem(time: AttemptTime) -> str:
+    """Why start, end and time stamps of the steps of one attempt cannot all be true; empty if they can."""
+    apart = "the time stamps contradict each other"
+    if time.wall_s < 0:
+        return f"ended {-time.wall_s:,.4g} s before it started: {apart}"
+    if problem := duration_problem(time.wall_s):
+        return problem
+    if time.num_unstamped_steps:
+        return f"has {time.num_unstamped_steps} of {time.num_steps} steps without a time stamp"
+    early_s, late_s = time.start_s - time.steps_begin_s, time.steps_end_s - time.end_s
+    if time.num_steps and not fits(time.wall_s + early_s, time.wall_s):
+        return f"has a step that began {early_s:,.4g} s before it started: {apart}"
+    if time.num_steps and not fits(time.wall_s + late_s, time.wall_s):
+        return f"has a step that ended {late_s:,.4g} s after its end: {apart}"
+    return ""
+
+
 @dataclass(frozen=True)
 class WallClock:
     """Of all attempts together; the time between attempts is not counted. None: not known."""
@@ -106,7 +137,7 @@ class WallClock:
     lost_time_share: float | None = None
     """Share of ``wall_s`` outside steps of the curve: set-up, saving, evaluation, undone steps."""
     contradiction: str = ""
-    """Why the time stamps cannot all be true."""
+    """Why the times cannot all be true."""
 
 
 def wall_clock(attempts: Sequence[AttemptRecord], steps: Mapping[str, NDArray[Any]]) -> WallClock:
@@ -138,15 +169,15 @@ def wall_clock(attempts: Sequence[AttemptRecord], steps: Mapping[str, NDArray[An
         time = attempt_time(
             attempt.started_at_s, attempt.ended_at_s, {name: steps[name][place] for name in _STEP_COLUMNS}
         )
-        if time.wall_s < 0:
-            return WallClock(contradiction=f"attempt {attempt.attempt} ended {-time.wall_s:,.4g} s before it started")
+        if problem := _time_problem(time):
+            return WallClock(contradiction=f"attempt {attempt.attempt} {problem}")
         wall_s += time.wall_s
         curve_s += time.curve_s
     if wall_s == 0:
         return WallClock(wall_s=0.0)
     if not fits(curve_s, wall_s):
         text = f"its steps take {curve_s:,.4g} s and all attempts together {wall_s:,.4g} s"
-        return WallClock(contradiction=text)
+        return WallClock(contradiction=f"{text}: the time stamps contradict each other")
     tokens = float(steps["tokens"][~steps["superseded"]].sum(dtype=float))
     return WallClock(wall_s, tokens / wall_s, max(0.0, 1 - curve_s / wall_s))
 

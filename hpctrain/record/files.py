@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
+import re
+import stat
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -74,17 +77,93 @@ def _create_without_link(path: Path, content: bytes) -> bool:
     return True
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file of a run folder for reading: the one door, so that a pipe in its place is an error and never waits.
+
+    Raises:
+        OSError: it is missing, may not be read, or is no regular file.
+    """
+    try:
+        # Without O_NONBLOCK, opening a pipe waits for a writer; regular files do not heed it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket, or a device that is not there
+            raise _no_regular_file(path) from error
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise _no_regular_file(path)
+
+
+def _no_regular_file(path: Path) -> OSError:
+    return OSError(errno.EINVAL, "no regular file", str(path))
+
+
+def read_json(path: Path) -> Any:
+    """What the JSON in ``path`` holds, its texts as ``plain_text``.
+
+    Raises:
+        OSError: see ``open_regular``.
+        ValueError, RecursionError: no UTF-8 or no JSON; brackets in brackets without end.
+    """
+    with open_regular(path) as stream:
+        content = stream.read()
+    raw = json.loads(content.decode("utf-8"))
+    return _plain_texts(raw) if _ESCAPED_SURROGATE.search(content) else raw
+
+
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _plain_texts(raw: Any) -> Any:
+    if isinstance(raw, dict):
+        return {plain_text(key): _plain_texts(value) for key, value in raw.items()}
+    if isinstance(raw, list):
+        return [_plain_texts(value) for value in raw]
+    return plain_text(raw) if isinstance(raw, str) else raw
+
+
+def plain_text(text: str) -> str:
+    """The text with each surrogate spelled out, so that it can be written: bytes of a file's name that are no UTF-8, and halves.
+
+    >>> plain_text(os.fsdecode(b"caf\\xe9")), plain_text(chr(0xD800))
+    ('caf\\\\xe9', '\\\\ud800')
+    """
+    return _SURROGATE.sub(_spelled_out, text)
+
+
+def _spelled_out(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
+
+
+def path_text(path: Path) -> str:
+    """The path as text that can be printed and kept, whatever bytes its name is made of.
+
+    >>> path_text(Path("runs") / os.fsdecode(b"caf\\xe9"))
+    'runs/caf\\\\xe9'
+    """
+    return plain_text(str(path))
+
+
 def read_record(path: Path, record_type: type[T]) -> T:
     """The record in ``path``.
 
     Raises:
-        RecordError: the file is missing, no JSON, of another schema version, or lacks a field.
+        RecordError: the file is missing or no regular file, no JSON, of another schema version, or lacks a field.
     """
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json(path)
     except FileNotFoundError as error:
         raise RecordError(f"{path}: no such file; is its folder a run folder of hpctrain?") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"{path}: {error}") from error
     return parse_record(raw, record_type, str(path))
 

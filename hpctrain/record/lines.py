@@ -16,6 +16,9 @@ MAX_LINE_BYTES = 1 << 20
 INT_LIMIT = 2**63
 """Whole numbers are kept in 64 bits, with a sign."""
 
+UNIX_TIME_LIMIT_S = 253402300800
+"""The year 10000, which no calendar of Python reaches. A choice; no clock of a run shows it."""
+
 _STEP_HINTS: dict[str, Any] = get_type_hints(StepRecord)
 _node_sample = TypeAdapter(NodeSample)
 

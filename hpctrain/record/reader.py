@@ -12,9 +12,9 @@ from pathlib import Path
 from hpctrain.config.schema import Config
 from hpctrain.errors import RecordError
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.record.files import read_record
+from hpctrain.record.files import open_regular, read_record
 from hpctrain.record.frozen_config import parse_config
-from hpctrain.record.lines import number_problem, parse_node_sample, parse_step
+from hpctrain.record.lines import UNIX_TIME_LIMIT_S, number_problem, parse_node_sample, parse_step
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.schema import AttemptRecord, NodeSample, StepRecord, SubmissionRecord
 
@@ -26,9 +26,13 @@ _NAME_WITH_TIME = re.compile(r".*-(?P<time>\d{8}-\d{6})-[0-9a-f]{4}")
 def read_config(run: RunPaths) -> Config:
     """The frozen configuration of a run."""
     try:
-        return parse_config(run.config.read_text(encoding="utf-8"))
+        with open_regular(run.config) as stream:
+            text = stream.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{run.config}: {error}") from error
     except OSError as error:
         raise RecordError(f"{run.config}: {error.strerror}; is {run.root} a run folder of hpctrain?") from error
+    return parse_config(text)
 
 
 def read_plan(run: RunPaths) -> RunPlan:
@@ -93,10 +97,10 @@ def _attempt_numbers(run: RunPaths) -> list[int]:
 
 
 def _read_attempt(run: RunPaths, number: int) -> AttemptRecord:
-    failure = _checked_attempt(run.failure(number)) if _exists(run.failure(number)) else None
+    failure = _checked_attempt(run.failure(number), number) if _exists(run.failure(number)) else None
     if failure is not None and not _exists(run.attempt(number)):
         return failure  # it failed before rank 0 could say that it started
-    attempt = _checked_attempt(run.attempt(number))
+    attempt = _checked_attempt(run.attempt(number), number)
     return with_failure(attempt, failure) if failure is not None and attempt.state == "running" else attempt
 
 
@@ -107,12 +111,25 @@ def _exists(path: Path) -> bool:
         raise RecordError(f"{path}: {error.strerror}") from error
 
 
-def _checked_attempt(path: Path) -> AttemptRecord:
+def _checked_attempt(path: Path, number: int) -> AttemptRecord:
     attempt = read_record(path, AttemptRecord)
-    problem = number_problem(vars(attempt))
+    problem = number_problem(vars(attempt)) or _moment_problem(attempt)
+    if not problem and attempt.attempt != number:
+        problem = (
+            f"attempt={attempt.attempt}, but the file's name says {number}: copied or renamed; restore or remove it"
+        )
     if problem:
         raise RecordError(f"{path}: {problem}")
     return attempt
+
+
+def _moment_problem(attempt: AttemptRecord) -> str:
+    """Text if a moment lies outside what any clock shows; else empty."""
+    moments = {name: getattr(attempt, name) for name in ("started_at_s", "ended_at_s")}
+    for name, moment_s in moments.items():
+        if moment_s is not None and not 0 < moment_s < UNIX_TIME_LIMIT_S:
+            return f"{name}={moment_s:g} must be a Unix time in seconds, above 0 and below the year 10000"
+    return ""
 
 
 def with_failure(started: AttemptRecord, failure: AttemptRecord) -> AttemptRecord:
@@ -131,7 +148,10 @@ def with_failure(started: AttemptRecord, failure: AttemptRecord) -> AttemptRecor
 
 @dataclass
 class StepsFile:
-    """Reads ``steps.jsonl`` as it grows: each call of ``new_records`` gives the whole lines since the last."""
+    """Reads ``steps.jsonl`` as it grows: each call of ``new_records`` gives the whole lines since the last.
+
+    A file that is not there yet has none; ``RecordError`` if it cannot be read.
+    """
 
     path: Path
     offset: int = 0
@@ -139,9 +159,13 @@ class StepsFile:
     """Whole lines that are no step record of this schema, see ``parse_step``."""
 
     def new_records(self) -> Iterator[StepRecord]:
-        if not self.path.exists():
+        try:
+            stream = open_regular(self.path)
+        except FileNotFoundError:
             return
-        with self.path.open("rb") as stream:
+        except OSError as error:
+            raise RecordError(f"{self.path}: {error.strerror}") from error
+        with stream:
             stream.seek(self.offset)
             for line in stream:
                 if not line.endswith(b"\n"):
@@ -160,7 +184,7 @@ def read_node_samples(path: Path) -> tuple[list[NodeSample], int]:
         OSError: the file cannot be read.
     """
     samples, damaged_lines = [], 0
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         for line in stream:
             if not line.endswith(b"\n"):
                 break

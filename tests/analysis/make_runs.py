@@ -101,13 +101,15 @@ def make_run(
 
     Args:
         folder: the run folder, made here.
-        config: None: ``toy_config()``.
+        config: None: ``toy_config()``, planned as long as a completed last attempt makes it.
         attempts: in order; none: submitted and not started.
         step_fields: fields of every ``StepRecord`` that differ from a healthy one.
     """
     run = RunPaths(folder)
     run.attempts.mkdir(parents=True)
-    plan = build_run_plan(config or toy_config())
+    last = attempts[-1] if attempts and (attempts[-1].end or {}).get("state", "completed") == "completed" else None
+    num_steps = 10 if last is None else max(1, last.first_step + len(last.step_times_s) - 1)
+    plan = build_run_plan(config or toy_config(num_steps=num_steps))
     write_text(run.plan, plan.to_json())
     writer = StepWriter(run.steps)
     clock_s = 1000.0

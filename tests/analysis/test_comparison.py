@@ -118,30 +118,82 @@ def test_losses_of_different_length_are_not_compared(tmp_path: Path) -> None:
     assert (loss.ratio, loss.noise) == (None, "data or number of steps differ")
 
 
-def test_too_few_steps_are_not_judged(tmp_path: Path) -> None:
-    add(tmp_path / "base" / "a", step_times(0.5, count=9))
-    add(tmp_path / "new" / "a", step_times(0.6, count=9))
-    step = change(compared(tmp_path), "step_time_s")
-    assert (step.low, step.judgement) == (None, "not judged")
-    assert step.ratio == pytest.approx(1.2)
-    assert step.noise == (
-        "too few steady steps for an interval (7 in the base, 7 now): more steps are needed, or repeated runs"
+def test_too_few_steps_everywhere_are_an_error(tmp_path: Path) -> None:
+    """A run that is ten times slower must not pass because it is short."""
+    add(tmp_path / "base" / "a", step_times(0.5, count=30))
+    add(tmp_path / "new" / "a", step_times(5.0, count=9))
+    with pytest.raises(RecordError) as error:
+        compared(tmp_path)
+    assert str(error.value).splitlines() == [
+        "--against: no step time could be judged, so nothing was compared: more steps or repeated runs are needed",
+        f"  {TOY}: step time 0.5 s in the base, 5 s now (+900.0 %): too few steady steps for an interval (27 in the base,"
+        " 7 now): more steps are needed, or repeated runs",
+    ]
+
+
+@pytest.mark.parametrize("seconds", [0.5, 0.6])
+def test_pairs_that_are_judged_decide_and_the_others_are_named(tmp_path: Path, seconds: float) -> None:
+    add(tmp_path / "base" / "a", step_times(0.5))
+    add(tmp_path / "new" / "a", step_times(seconds))
+    for side in ("base", "new"):
+        add(tmp_path / side / "short", step_times(0.5, count=9), nodes=2)
+    result = compared(tmp_path)
+    short = TOY.replace("4 x test_gpu, 1 node", "8 x test_gpu, 2 node")
+    assert result.exit_code == (EXIT_REGRESSION if seconds > 0.5 else EXIT_OK)
+    assert [pair.configuration for pair in result.not_judged] == [short]
+    assert change(result, "step_time_s", 1).judgement == "not judged"
+    verdict = render_comparison(result).splitlines()[-1]
+    assert verdict.startswith(
+        "Regression: 1 of 2 configuration(s) slower" if seconds > 0.5 else "No regression shown in 1 configuration(s)"
     )
+    assert verdict.endswith(f" Not judged, so nothing is known of {short}: more steps or repeated runs are needed.")
+    assert json.loads(comparison_json(result))["not_judged"] == [short]
 
 
 @pytest.mark.parametrize(
-    ("count", "steady", "judgement"), [(14, 12, "not judged"), (18, 16, "not judged"), (22, 19, "worse")]
+    ("base", "new", "is_told"),
+    [
+        pytest.param((1, 0), (1, 4), True, id="none before"),
+        pytest.param((2, 2), (2, 2), False, id="as many"),
+        pytest.param((1, 1), (3, 2), False, id="a smaller share"),
+        pytest.param((3, 1), (2, 1), True, id="a larger share"),
+    ],
 )
-def test_steps_that_drift_need_more(tmp_path: Path, count: int, steady: int, judgement: str) -> None:
+def test_more_failures_than_the_base_are_a_regression(
+    tmp_path: Path, base: tuple[int, int], new: tuple[int, int], is_told: bool
+) -> None:
+    for side, (num_valid, num_failed) in (("base", base), ("new", new)):
+        for number in range(num_valid):
+            add(tmp_path / side / f"v{number}", step_times(0.5))
+        for number in range(num_failed):
+            add(tmp_path / side / f"f{number}", step_times(0.5)[:9], state="failed", end_reason="killed")
+    add(tmp_path / "new" / "z", step_times(0.5)[:9], state="running", ended_at_s=None)
+    result = compared(tmp_path)
+    assert len(result.pairs) == 1
+    assert result.exit_code == (EXIT_REGRESSION if is_told else EXIT_OK)
+    assert len(result.broken) == is_told
+    if is_told:
+        (text,) = result.broken
+        shares = f"{new[1]} of {sum(new)} run(s) failed now, {base[1]} of {sum(base)} in the base"
+        assert text.startswith(f"{TOY}: {shares}: f0: failed (killed), 9 of 9 steps recorded")
+        assert render_comparison(result).splitlines()[-1] == (
+            "Regression: 1 configuration(s) stopped working, or with more failed runs than the base."
+        )
+
+
+@pytest.mark.parametrize(("count", "steady", "is_judged"), [(14, 12, False), (18, 16, False), (22, 19, True)])
+def test_steps_that_drift_need_more(tmp_path: Path, count: int, steady: int, is_judged: bool) -> None:
     """Eight constant steps have an interval, but of steps that only grow 19 are the fewest, see ``test_intervals``."""
     drift = [0.5 + 0.0001 * step for step in range(count)]
     add(tmp_path / "base" / "a", drift)
     add(tmp_path / "new" / "a", [1.2 * seconds for seconds in drift])
-    step = change(compared(tmp_path), "step_time_s")
-    assert step.ratio == pytest.approx(1.2)
-    assert step.judgement == judgement
-    counts = f"({steady} in the base, {steady} now)"
-    assert (counts in step.noise) is (judgement == "not judged")
+    if is_judged:
+        step = change(compared(tmp_path), "step_time_s")
+        assert step.ratio == pytest.approx(1.2)
+        assert step.judgement == "worse"
+        return
+    with pytest.raises(RecordError, match=rf"\(\+20\.0 %\): .* \({steady} in the base, {steady} now\)"):
+        compared(tmp_path)
 
 
 def test_what_is_not_above_zero_has_no_ratio_and_is_told(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -225,17 +226,154 @@ def test_a_running_attempt_is_counted_up_to_its_last_step(tmp_path: Path) -> Non
     [
         (
             {"ended_at_s": 1005.0},
-            "its steps take 7 s and all attempts together 5 s: the time stamps contradict each other",
+            "attempt 1 has a step that ended 12 s after its end: the time stamps contradict each other",
         ),
+        (
+            {"started_at_s": 1012.5},
+            "attempt 1 has a step that began 2.5 s before it started: the time stamps contradict each other",
+        ),
+        ({"started_at_s": 1e-3, "ended_at_s": 4e7}, "attempt 1 took 4e+07 s, more than a year: a clock was wrong"),
         ({"ended_at_s": 900.0}, "attempt 1 ended 100 s before it started: the time stamps contradict each other"),
     ],
-    ids=["too short", "backwards"],
+    ids=["too short", "starts late", "a year", "backwards"],
 )
 def test_clocks_that_contradict_each_other(tmp_path: Path, end: dict[str, Any], reason: str) -> None:
     make_run(tmp_path / "run", attempts=[Attempt([2.0, 1.0, *[0.5] * 8], end=end)])
     summary = load_one(tmp_path)
     assert (summary.wall_tokens_per_s, summary.lost_time_share, summary.gpu_hours) == (None, None, None)
     assert summary.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        pytest.param(
+            {"step_time_s": 1.8},
+            "its steps take 18 s and all attempts together 17 s: the time stamps contradict each other",
+            id="longer than all",
+        ),
+        pytest.param(
+            {"time_s": -5.0},
+            "attempt 1 has a step that began 1,007 s before it started: the time stamps contradict each other",
+            id="negative",
+        ),
+        pytest.param({"time_s": math.nan}, "attempt 1 has 10 of 10 steps without a time stamp", id="no number"),
+    ],
+)
+def test_steps_at_impossible_times(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
+    """17 s: 10 s and steps of 2, 1 and eight times 0.5 s."""
+    make_run(tmp_path / "run", **fields)
+    summary = load_one(tmp_path)
+    assert (summary.valid, summary.reason) == (False, reason)
+    assert (summary.wall_tokens_per_s, summary.lost_time_share, summary.gpu_hours) == (None, None, None)
+
+
+@pytest.mark.parametrize("field", ["started_at_s", "ended_at_s"])
+@pytest.mark.parametrize("moment_s", [0.0, -1e12, 253402300800, 1e300])
+def test_an_attempt_at_an_impossible_time(tmp_path: Path, field: str, moment_s: float) -> None:
+    run = make_run(tmp_path / "run", attempts=[Attempt([1.0] * 10, end={field: moment_s})])
+    summary = load_one(tmp_path)
+    text = f"{run.attempt(1)}: {field}={moment_s:g} must be a Unix time in seconds, above 0 and below the year 10000"
+    assert (summary.state, summary.valid, summary.gpu_hours) == ("unreadable", False, None)
+    assert summary.reason.startswith(text)
+
+
+def test_an_attempt_that_was_copied_is_not_counted_twice(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.attempt(2).write_bytes(run.attempt(1).read_bytes())
+    summary = load_one(tmp_path)
+    assert (summary.num_attempts, summary.valid, summary.gpu_hours) == (1, False, None)
+    assert f"{run.attempt(2)}: attempt=1, but the file's name says 2: copied or renamed; restore or remove it" in (
+        summary.reason
+    )
+
+
+# Lines that are missing.
+
+
+@pytest.mark.parametrize(
+    ("kept", "reason"),
+    [
+        pytest.param(range(3), "3 of 50 recorded", id="cut off"),
+        pytest.param([*range(20), *range(35, 50)], "35 of 50 recorded", id="gap"),
+        pytest.param(range(47), "47 of 50 recorded", id="six in a hundred"),
+    ],
+)
+def test_a_completed_run_with_missing_steps(tmp_path: Path, kept: Sequence[int], reason: str) -> None:
+    run = make_run(tmp_path / "run", attempts=[Attempt([0.5] * 50)])
+    lines = run.steps.read_text().splitlines(keepends=True)
+    run.steps.write_text("".join(lines[place] for place in kept))
+    summary = load_one(tmp_path)
+    assert (summary.valid, summary.reason) == (False, f"steps missing: {reason} in steps.jsonl by a completed run")
+    assert (summary.wall_tokens_per_s, summary.lost_time_share) == (None, None)
+    assert summary.gpu_hours == pytest.approx(35 * 8 / 3600)
+
+
+def test_one_missing_step_in_fifty_leaves_the_speed_and_no_wall_clock_figures(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", attempts=[Attempt([0.5] * 50)])
+    lines = run.steps.read_text().splitlines(keepends=True)
+    run.steps.write_text("".join([*lines[:30], *lines[31:]]))
+    summary = load_one(tmp_path)
+    assert (summary.valid, summary.step_time_s) == (True, 0.5)
+    assert (summary.wall_tokens_per_s, summary.lost_time_share) == (None, None)
+
+
+def test_a_gap_in_a_run_that_failed_leaves_no_wall_clock_figures(tmp_path: Path) -> None:
+    failed = {"state": "failed", "end_reason": "killed"}
+    run = make_run(tmp_path / "run", attempts=[Attempt([0.5] * 9, end=failed)])
+    assert load_one(tmp_path).lost_time_share == pytest.approx(10 / 14.5)
+    lines = run.steps.read_text().splitlines(keepends=True)
+    run.steps.write_text("".join([*lines[:4], *lines[6:]]))
+    assert load_one(tmp_path).lost_time_share is None
+
+
+# Files that are none, and names that are no text.
+
+
+@pytest.mark.parametrize("name", ["plan.json", "steps.jsonl", "attempts/1.json", "attempts/1.failure.json"])
+def test_a_pipe_in_the_place_of_a_file(tmp_path: Path, name: str) -> None:
+    """Nobody writes into it, so that opening it would wait for ever."""
+    run = make_run(tmp_path / "run")
+    (run.root / name).unlink(missing_ok=True)
+    os.mkfifo(run.root / name)
+    summary = load_one(tmp_path)
+    assert not summary.valid
+    assert str(run.root / name) in summary.reason
+    assert "no regular file" in summary.reason
+
+
+def test_links_in_a_circle_are_told(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    (tmp_path / "a.log").symlink_to("b.log")
+    (tmp_path / "b.log").symlink_to("a.log")
+    frames = load_frames([tmp_path])
+    assert frames.runs["run"].tolist() == ["run"]
+    assert frames.problems
+    assert all("Too many levels of symbolic links" in problem for problem in frames.problems)
+
+
+def test_names_of_logs_that_are_no_text(tmp_path: Path) -> None:
+    log = Path(__file__).parents[1] / "data" / "logs" / "maxtext_three_generations_of_the_line.log"
+    shutil.copy(log, tmp_path / os.fsdecode(b"caf\xe9.log"))
+    (tmp_path / os.fsdecode(b"empty\xe9.log")).touch()
+    frames = load_frames([tmp_path])
+    names = frames.runs["run"].tolist()
+    assert names
+    assert all(name.startswith("caf\\xe9.log") for name in names)
+    assert frames.problems[0].startswith(f"{tmp_path}/empty\\xe9.log: ")
+    assert not frames.steps_of(frames.runs["folder"][0]).empty
+
+
+def test_a_damaged_run_in_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+    run = make_run(tmp_path / os.fsdecode(b"caf\xe9"))
+    run.plan.write_text("[]")
+    assert load_one(tmp_path).reason.startswith(f"{tmp_path}/caf\\xe9/plan.json: ")
+
+
+def test_half_a_pair_in_a_plan_is_spelled_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.plan.write_text(run.plan.read_text().replace('"toy"', '"\\ud800"'))
+    assert load_one(tmp_path).model == "\\ud800"
 
 
 def test_steps_of_an_attempt_that_nobody_wrote_down(tmp_path: Path) -> None:
@@ -622,12 +760,16 @@ def test_a_plan_with_numbers_out_of_range(tmp_path: Path, keys: list[str], value
             {"tokens": 2**63 - 1}, "1,024 tokens a step planned, 9,223,372,036,854,775,807 recorded", id="tokens"
         ),
         pytest.param({"step_time_s": 1.7e308}, "measured step_time_s=inf is no finite number", id="time"),
-        pytest.param({"time_s": 1.7e308}, "", id="time stamps that nothing needs"),
+        pytest.param(
+            {"time_s": 1.7e308},
+            "attempt 1 has a step that ended 1.7e+308 s after its end: the time stamps contradict each other",
+            id="time stamps",
+        ),
         pytest.param({"loss": 1e308, "grad_norm": 1e308, "learning_rate": -1e308}, "", id="loss"),
         pytest.param({"peak_memory_bytes": 2**63 - 1}, "", id="memory"),
         pytest.param(
             {"step_time_s": 1e200},
-            "its steps take 1e+201 s and all attempts together 17 s: the time stamps contradict each other",
+            "attempt 1 has a step that began 1e+200 s before it started: the time stamps contradict each other",
             id="contradiction",
         ),
     ],
@@ -689,7 +831,7 @@ def test_files_and_folders_without_permission(without_rights: Path) -> None:
         "attempts": f"{runs['attempts'].attempts}: Permission denied; unreadable, 10 of 10 steps recorded",
         "good": "",
         "nodes": "",
-        "plan": f"{runs['plan'].plan}: [Errno 13] Permission denied: '{runs['plan'].plan}'",
+        "plan": f"{runs['plan'].plan}: Permission denied",
         "steps": f"{runs['steps'].steps}: Permission denied; no steady step among 0 recorded",
     }
     assert frames.problems == (

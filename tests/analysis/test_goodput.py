@@ -219,6 +219,31 @@ def test_clocks_that_contradict_each_other_are_told(tmp_path: Path, fields: dict
     assert drawn_message(plot_goodput(result, load_frames([tmp_path]).runs)) == "no run with time stamps to show"
 
 
+def test_missing_lines_leave_the_cost_and_no_split(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", attempts=[Attempt([1.0] * 5)])
+    lines = run.steps.read_text().splitlines(keepends=True)
+    run.steps.write_text("".join([*lines[:2], *lines[3:]]))
+    result = of(load_frames([tmp_path]))
+    assert result.messages == (
+        "run, attempt 1: steps of its run have no line, which would count as lost time; its time is not split",
+    )
+    (row,) = result.runs.to_dict("records")
+    assert (row["wall_s"], row["gpu_hours"]) == (15, pytest.approx(15 * 8 / 3600))
+    assert pd.isna(row["goodput_share"])
+    assert pd.isna(row["lost_gpu_hours"])
+
+
+def test_an_attempt_of_more_than_a_year_is_told(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", attempts=[Attempt([1.0] * 5)])
+    change_attempt(run, 1, ended_at_s=4e7)
+    result = of(load_frames([tmp_path]))
+    assert result.messages == (
+        "run, attempt 1: it took 4e+07 s, more than a year: a clock was wrong; its time is not split",
+    )
+    assert result.attempts["wall_s"].isna().all()
+    assert result.runs["gpu_hours"].isna().all()
+
+
 def test_steps_longer_than_the_time_between_them_are_told(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", attempts=[Attempt([1.0] * 5, end={"ended_at_s": 1100.0})])
     run.steps.write_text(run.steps.read_text().replace('"step_time_s": 1.0', '"step_time_s": 9.0'))

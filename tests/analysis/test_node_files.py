@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -118,9 +119,14 @@ def test_damaged_lines_are_counted_and_the_rest_is_read(tmp_path: Path, line: by
 def test_places_that_cannot_be_read(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     (run.nodes / "n1.jsonl").mkdir(parents=True)
+    os.mkfifo(run.nodes / "n3.jsonl")
     write_samples(run, "n2", NodeSample(1, 1, 0.0, 0, 1, 2, 1))
     other = make_run(tmp_path / "b")
     other.nodes.write_text("")
     frames = load_frames([tmp_path])
     assert frames.samples["node"].tolist() == ["n2"]
-    assert frames.problems == (f"{run.nodes}/n1.jsonl: Is a directory", f"{other.nodes}: Not a directory")
+    assert frames.problems == (
+        f"{run.nodes}/n1.jsonl: Is a directory",
+        f"{run.nodes}/n3.jsonl: no regular file",
+        f"{other.nodes}: Not a directory",
+    )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpctrain.errors import RecordError
-from hpctrain.record.files import create_record, read_record, replace_file, write_record, write_text
+from hpctrain.record.files import create_record, open_regular, read_record, replace_file, write_record, write_text
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import StepsFile, find_runs, read_attempts, read_config
 from hpctrain.record.schema import AttemptRecord, StepRecord
@@ -64,6 +66,50 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_config(RunPaths(tmp_path))
     with pytest.raises(RecordError, match="no such folder"):
         find_runs(tmp_path / "none")
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as end:
+        end.bind(str(path))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, make_socket], ids=["pipe", "socket"])
+def test_what_is_no_regular_file_is_told_at_once(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """Opening a pipe as a file waits until somebody writes into it."""
+    run = RunPaths(tmp_path)
+    run.attempts.mkdir()
+    for path in (run.attempt(1), run.steps, run.config):
+        make(path)
+    with pytest.raises(OSError, match="no regular file"):
+        open_regular(run.steps)
+    with pytest.raises(RecordError, match=r"1\.json: no regular file"):
+        read_attempts(run)
+    with pytest.raises(RecordError, match=r"config\.yaml: no regular file"):
+        read_config(run)
+    with pytest.raises(RecordError, match=r"steps\.jsonl: no regular file"):
+        list(StepsFile(run.steps).new_records())
+
+
+def test_a_link_to_a_regular_file_and_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to("file")
+    with open_regular(tmp_path / "link") as stream:
+        assert stream.read() == b"x"
+    with pytest.raises(IsADirectoryError, match="Is a directory"):
+        open_regular(tmp_path)
+
+
+def test_texts_that_cannot_be_written_are_spelled_out(tmp_path: Path) -> None:
+    """Ranks name files in their messages, and a file's name may be any bytes."""
+    write_record(tmp_path / "1.json", attempt(message=os.fsdecode(b"caf\xe9.txt"), versions={"\ud800": "\U0001f600"}))
+    record = read_record(tmp_path / "1.json", AttemptRecord)
+    assert (record.message, record.versions) == ("caf\\xe9.txt", {"\\ud800": "\U0001f600"})
+
+
+def test_a_configuration_that_is_no_text(tmp_path: Path) -> None:
+    RunPaths(tmp_path).config.write_bytes(b"\xe9")
+    with pytest.raises(RecordError, match=r"config\.yaml: 'utf-8' codec can't decode"):
+        read_config(RunPaths(tmp_path))
 
 
 def test_steps_are_read_as_they_grow_whole_lines_only(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,24 @@ def test_an_attempt_with_a_time_that_is_no_number(tmp_path: Path) -> None:
     run = run_with_attempts(tmp_path, attempt(1, math.inf))
     with pytest.raises(RecordError, match="started_at_s=inf is no finite number"):
         read_attempts(run)
+
+
+@pytest.mark.parametrize("moment_s", [0.0, -1.0, 253402300800.0])
+def test_an_attempt_with_a_time_that_no_clock_shows(tmp_path: Path, moment_s: float) -> None:
+    run = run_with_attempts(tmp_path, attempt(1, moment_s))
+    with pytest.raises(RecordError, match=re.escape(f"1.json: started_at_s={moment_s:g} must be a Unix time")):
+        read_attempts(run)
+
+
+@pytest.mark.parametrize("suffix", ["json", "failure.json"])
+def test_an_attempt_under_the_name_of_another(tmp_path: Path, suffix: str) -> None:
+    run = run_with_attempts(tmp_path, attempt(1))
+    write_record(run.attempts / f"2.{suffix}", attempt(7))
+    found = read_each_attempt(run)
+    assert ([record.attempt for record in found.attempts], found.last_is_known) == ([1], False)
+    assert found.problems == (
+        f"{run.attempts}/2.{suffix}: attempt=7, but the file's name says 2: copied or renamed; restore or remove it",
+    )
 
 
 def test_runs_by_the_time_in_their_names_then_by_name(tmp_path: Path) -> None:
