@@ -1,7 +1,8 @@
 """Logs of other systems: MB/s of ``read_log`` on one core, by format, and the memory of all that is made of a log.
 
 ``python tests/bench/log_bench.py [MB]`` writes a composed log of that size (default 32) for each format, one record in twenty
-lines, and one of Megatron's records only; beside it stands a loop of ``re.search`` over ``open()``. The aim is 50 MB/s.
+lines, and two of Megatron's records only, in one of which the width of numbers changes; beside it stands a loop of
+``re.search`` over ``open()``. The aim is 50 MB/s.
 ``--big`` reads a 2 GB log in a process of its own and prints its peak memory, and that of reading and then finding conditions,
 making runs of it, and writing its JSON; the aim is 500 MB. ``--dense`` makes that log of records only: 5 million in 2 GB.
 """
@@ -62,6 +63,13 @@ RECORDS = {
     "| max_memory_reserved: 96636764160 | max_memory_allocated: 85899345920 | reduced_train_loss: {loss:.2f} "
     "| train_step_timing in s: {norm:.3f} | TFLOPS_per_GPU: {tflops:.2f} | consumed_samples: {samples}",
 }
+RECORDS_OF_CHANGING_WIDTH = (
+    RECORDS["megatron"]
+    .replace("{ms:.1f}", "{near_ms:.1f}")
+    .replace("{rate:.3f}", "{near_rate:.3f}")
+    .replace("{norm:.3f}", "{near_norm:.3f}")
+)
+"""Megatron's, where two numbers now and then get one digit more."""
 PLAIN = re.compile(
     r"iteration\s+(\d+)/.*?elapsed time per iteration \(ms\): ([\d.]+).*?learning rate: (\S+).*?lm loss: (\S+)"
     r".*?grad norm: (\S+).*?TFLOPs: ([\d.]+)"
@@ -72,6 +80,7 @@ def composed_records(wording: str, draw: random.Random) -> Iterator[str]:
     """The lines of one record after the other."""
     for i in count(1):
         ms = draw.uniform(104_000, 112_000)
+        near_ms = draw.uniform(980, 1020)
         yield wording.format(
             i=i,
             samples=2048 * i,
@@ -82,6 +91,9 @@ def composed_records(wording: str, draw: random.Random) -> Iterator[str]:
             rate=2048e3 / ms,
             tflops=draw.uniform(140, 150),
             epoch=i / 100,
+            near_ms=near_ms,
+            near_rate=2048e3 / near_ms,
+            near_norm=draw.uniform(9, 11),
         )
 
 
@@ -174,10 +186,11 @@ def mb_per_s(read: Callable[[Path], int], path: Path, num_records: int) -> float
 
 def measure_formats(folder: Path, num_mb: int) -> None:
     print(f"{'format':<18} {'mix':<9} {'records':>8} {'MB/s':>6}   of one core, {num_mb} MB")
-    mixes = [(name, NUM_NOISE_LINES) for name in RECORDS] + [("megatron", 0)]
-    for name, num_noise_lines in mixes:
+    mixes = [(name, wording, NUM_NOISE_LINES) for name, wording in RECORDS.items()]
+    mixes += [("megatron", RECORDS["megatron"], 0), ("megatron widths", RECORDS_OF_CHANGING_WIDTH, 0)]
+    for name, wording, num_noise_lines in mixes:
         path = folder / "log.txt"
-        num_records = write_log(path, num_mb * 1_000_000, RECORDS[name], num_noise_lines)
+        num_records = write_log(path, num_mb * 1_000_000, wording, num_noise_lines)
         mix = f"1 in {num_noise_lines + 1}" if num_noise_lines else "all"
         print(f"{name:<18} {mix:<9} {num_records:8d} {mb_per_s(our_reader, path, num_records):6.0f}", end="")
         if name == "megatron":

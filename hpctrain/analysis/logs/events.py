@@ -7,9 +7,12 @@ of one step by several ranks, restarts) is joined afterwards in ``reading``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 Value = float | int | str | bool | None
 """None: the log has the key and no usable value (NaN, a placeholder, a rounded zero); it never becomes 0."""
@@ -77,6 +80,29 @@ class Line:
     """The process label that stood before it, without its signs: ``default7``, ``rank0``, ``12``."""
     whole: bool = True
     """False: the file ends in this line, it may be cut off anywhere."""
+
+
+class AlikeLines(NamedTuple):
+    """Whole lines that follow one another among those that a format sees, all of shapes that it knows."""
+
+    numbers: npt.NDArray[np.int64]
+    """Of the physical lines."""
+    label: str
+    """The process label of all of them."""
+    groups: Sequence[tuple[npt.NDArray[np.intp], npt.NDArray[np.uint8]]]
+    """Lines that differ in digits only: places in ``numbers``, and texts in ASCII of shape (lines, characters)."""
+
+
+class AlikeTaker(Protocol):
+    """Who takes many lines at once."""
+
+    def knows(self, shape: bytes) -> bool:
+        """True if lines with this text, a 0 for every digit, may be taken together with the line that was read last."""
+        ...
+
+    def take(self, lines: AlikeLines) -> bool:
+        """Take all of them; False: none is taken, they are to come one by one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

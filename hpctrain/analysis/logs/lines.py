@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hpctrain.analysis.logs.events import Line
+from hpctrain.analysis.logs.alike_lines import DIGITS_AS_ZERO, ENDLESS_NUMBER, MAX_DIGITS, AlikeSearch
+from hpctrain.analysis.logs.events import AlikeTaker, Line
 from hpctrain.analysis.logs.packed_file import PackedFile
 from hpctrain.analysis.logs.process_labels import TRAIT_OF_KIND, split_label
 
@@ -20,14 +21,11 @@ CHUNK_BYTES = 2**19
 """Small enough that a piece stays in the cache while it is looked at several times."""
 MAX_LINE_BYTES = 2**20
 """Of a longer line only the start is kept, and it counts as damaged."""
-MAX_DIGITS = 300
-"""Of a number; more digits are damage, and no float could hold them."""
 _MAX_SHAPES = 4096
 
 _ESCAPES = re.compile(rb"(?:\x1b|\^\[)(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][0-9A-B]|[@-Z\\^_=>])")
 """Colours and cursor moves, also where a pager wrote ^[ for the escape byte."""
 _BARE_COLOURS = re.compile(rb"\[\d{0,3}(?:;\d{1,3})*m")
-_ENDLESS_NUMBER = re.compile(rb"\d{%d,}" % MAX_DIGITS)
 _MANY_ZEROS = b"0" * MAX_DIGITS
 _LINE_END = re.compile(rb"[\n\r]")
 _NULS = re.compile(rb"\0+")
@@ -122,7 +120,8 @@ def _has_all_decimals(end: bytes, known: list[bytes]) -> bool:
 class LineScanner:
     """Iterates over the lines that hold a marker, each with the places of those formats whose markers it holds.
 
-    Set ``follow`` while iterating and the next line comes in any case. ``encoding``, ``traits``, ``damaged_lines`` and
+    Set ``follow`` while iterating and the next line comes in any case; set ``alike_taker`` and following lines of shapes that it
+    knows are offered to it, and come one by one if it does not take them. ``encoding``, ``traits``, ``damaged_lines`` and
     ``num_lines`` are complete after the last line.
     """
 
@@ -130,12 +129,12 @@ class LineScanner:
         """``markers[i]`` are those of format i."""
         self.path = path
         self.follow = False
+        self.alike_taker: AlikeTaker | None = None
         self.encoding = "utf-8"
         self.traits: set[str] = set()
         self.damaged_lines = 0
         self.num_lines = 0
-        self._shape = bytes.maketrans(b"123456789", b"0" * 9)
-        self._markers = [tuple(text.encode().translate(self._shape) for text in texts) for texts in markers]
+        self._markers = [tuple(text.encode().translate(DIGITS_AS_ZERO) for text in texts) for texts in markers]
         self._pattern = "|".join(re.escape(text) for text in dict.fromkeys(text for texts in markers for text in texts))
         self._wanted: dict[bytes, tuple[int, ...]] = {}
         self._open_end = b""
@@ -155,7 +154,7 @@ class LineScanner:
         end = self._open_end
         if not _MIN_CUT_LENGTH <= len(end.strip()) <= MAX_LINE_BYTES or _CLOSED_BAR.search(end):
             return False
-        shape = _short(end.translate(self._shape))
+        shape = _short(end.translate(DIGITS_AS_ZERO))
         return any(known != shape and known.startswith(shape) for known in map(_short, self._wanted))
 
     def __iter__(self) -> Iterator[tuple[Line, tuple[int, ...]]]:
@@ -258,7 +257,7 @@ class LineScanner:
 
     def _of_its_shape(self, raw: bytes) -> list[bytes]:
         """Earlier lines with a marker that were like this one, but for digits and for the lengths of numbers."""
-        shape = _short(raw.translate(self._shape))
+        shape = _short(raw.translate(DIGITS_AS_ZERO))
         return [known for known in self._wanted if _short(known) == shape] if shape else []
 
     def _check_encoding(self, data: bytes) -> None:
@@ -282,18 +281,29 @@ class LineScanner:
     def _wanted_lines(self, block: _Block, hits: Places) -> Iterator[tuple[Line, tuple[int, ...]]]:
         place, num_pieces = 0, len(block.ends)
         starts, ends, numbers = block.starts(hits).tolist(), block.ends[hits].tolist(), block.numbers(hits).tolist()
-        for hit, start, end, number in zip(hits.tolist(), starts, ends, numbers, strict=True):
+        num_whole = len(starts) - (not block.whole and len(starts) > 0 and int(hits[-1]) + 1 == num_pieces)
+        alike = AlikeSearch(block.data, starts[:num_whole], ends[:num_whole], [self.num_lines + n for n in numbers])
+        next_hit = 0
+        while next_hit < len(starts):
+            hit, start, end, number = int(hits[next_hit]), starts[next_hit], ends[next_hit], numbers[next_hit]
             while self.follow and place < hit:
                 yield self._line_at(block, place), ()
                 place += 1
             raw = block.data[start:end]
-            shape = raw.translate(self._shape)
+            shape = raw.translate(DIGITS_AS_ZERO)
             wanted = self._wanted.get(shape)
             if wanted is None:
                 wanted = self._formats_of(shape)
             whole = block.whole or hit + 1 < num_pieces or (self._ends_whole and not self.follow)
-            yield self._line(self.num_lines + number, raw, shape, whole), wanted
+            line = self._line(self.num_lines + number, raw, shape, whole)
+            yield line, wanted
             place = hit + 1
+            next_hit += 1
+            if self.alike_taker is not None and not self.follow:
+                num_taken = alike.offer(next_hit, line, raw, self.alike_taker, self._wanted)
+                if num_taken:
+                    next_hit += num_taken
+                    place = int(hits[next_hit - 1]) + 1
         while self.follow and place < num_pieces:
             yield self._line_at(block, place), ()
             place += 1
@@ -302,7 +312,7 @@ class LineScanner:
         here = np.array([place])
         raw = block.data[int(block.starts(here)[0]) : int(block.ends[place])]
         number = self.num_lines + int(block.numbers(here)[0])
-        return self._line(number, raw, raw.translate(self._shape), block.whole or place + 1 < len(block.ends))
+        return self._line(number, raw, raw.translate(DIGITS_AS_ZERO), block.whole or place + 1 < len(block.ends))
 
     def _line(self, number: int, raw: bytes, shape: bytes, whole: bool) -> Line:
         if len(raw) > MAX_LINE_BYTES:
@@ -310,7 +320,7 @@ class LineScanner:
             raw, whole = raw[:MAX_LINE_BYTES], False
         if len(raw) > MAX_DIGITS and _MANY_ZEROS in shape:
             self.damaged_lines += 1
-            raw = _ENDLESS_NUMBER.sub(b"", raw)
+            raw = ENDLESS_NUMBER.sub(b"", raw)
         label, text, kinds = split_label(raw.decode("utf-8", "replace"))
         if kinds:
             self._label_kinds.update(kinds.split())

@@ -6,8 +6,16 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from hpctrain.analysis.logs.events import Event, FactEvent, IncompleteEvent, Line, StepEvent, Value
-from hpctrain.analysis.logs.line_plan import LinePlan, LinePlans, Place, Reader, number_reader
+from hpctrain.analysis.logs.events import AlikeLines, Event, FactEvent, IncompleteEvent, Line, StepEvent, Value
+from hpctrain.analysis.logs.line_plan import (
+    LinePlan,
+    LinePlans,
+    Place,
+    Reader,
+    float_or_none,
+    number_reader,
+    seconds_of_ms,
+)
 from hpctrain.analysis.logs.megatron_facts import FACT_MARKERS, MegatronFacts
 from hpctrain.analysis.logs.megatron_fields import (
     SAMPLES_PER_SEC,
@@ -21,6 +29,7 @@ from hpctrain.analysis.logs.megatron_fields import (
     split_part,
 )
 from hpctrain.analysis.logs.megatron_system import SystemEvidence
+from hpctrain.analysis.logs.record_table import Column
 
 _WORD = r"iteration(?<!, iteration)(?<![\w-]iteration)(?:=\s*|\s+)"
 """What must not stand before the word is asked behind it: a pattern that begins with plain letters is found ten times faster."""
@@ -110,6 +119,7 @@ class MegatronFormat:
     def read(self, line: Line) -> Iterable[Event]:
         """The events of one line; a record is given when it is certain that nothing of it follows."""
         if self._open is not None or self._facts.wants_next or not line.whole:
+            self._plans.last = None
             return self._read(line)
         fields = self._plans.fields(line.text)
         if fields is None:
@@ -117,6 +127,22 @@ class MegatronFormat:
         if line.label:
             fields["rank_label"] = line.label
         return (StepEvent(line.number, fields),)
+
+    @property
+    def reads_alike(self) -> bool:
+        """The last line was a record by itself, of a known shape: ``read_alike`` may read those after it."""
+        return self._plans.last is not None
+
+    def knows(self, shape: bytes) -> bool:
+        """True if lines with this text, a 0 for every digit, have the fields of the last line."""
+        return self._plans.knows(shape)
+
+    def read_alike(self, lines: AlikeLines) -> dict[str, Column] | None:
+        """The fields of the records in lines of known shapes; None: they are to be read one by one."""
+        columns = self._plans.columns(lines)
+        if columns is not None and lines.label:
+            columns["rank_label"] = lines.label
+        return columns
 
     def _read(self, line: Line) -> Iterator[Event]:
         if self._open is not None:
@@ -169,7 +195,7 @@ class MegatronFormat:
         places = [Place("iteration", *head.span(1), int), Place("total_iterations", *head.span(2), int)]
         before = text[: head.start()]
         if rate := _RATE_BEFORE.search(before):
-            places.append(Place("samples_per_s", *rate.span(1), _float_or_none))
+            places.append(Place("samples_per_s", *rate.span(1), float_or_none))
         stamps = [stamp for stamp in _TIME_STAMP.finditer(before) if stamp[1]]
         if stamps:
             places.append(Place("timestamp", *stamps[-1].span(1), str))
@@ -351,29 +377,19 @@ def _with_place(
     plain, read = number_reader(number), _READERS.get(key.kind)
     if plain is None or read is None or fields.get(key.field) is None:
         return None
-    if (read is int and plain is not int) or (read is _seconds_of_ms and "e" in number.lower()):
+    if (read is int and plain is not int) or (read is seconds_of_ms and "e" in number.lower()):
         return None
     start = part_start + part.rindex(number)
     return [*places, Place(key.field, start, start + len(number), read)]
-
-
-def _float_or_none(text: str) -> float | None:
-    """A rounded zero is missing."""
-    return float(text) or None
-
-
-def _seconds_of_ms(text: str) -> float | None:
-    """The exponent moves the decimal point; a division would round."""
-    return float(text + "e-3") or None
 
 
 _READERS: dict[str, Reader] = {
     "int": int,
     "float": float,
     "loss": float,
-    "s": _float_or_none,
-    "ms": _seconds_of_ms,
-    "rate": _float_or_none,
+    "s": float_or_none,
+    "ms": seconds_of_ms,
+    "rate": float_or_none,
 }
 """Kinds of keys whose values are simply numbers."""
 

@@ -54,13 +54,15 @@ _MODDED = re.compile(
     rf"\bstep:(\d+)/(\d+)(?: train_loss:({NUMBER}))?(?: val_loss:({NUMBER}))?(?: val_bpb:{NUMBER})? "
     rf"train_time:({NUMBER})(ms|s) step_avg:({NUMBER})ms"
 )
+_PIPED_LOSSES = tuple(f" | loss {first}" for first in "0123456789-+.niNI")
+"""With the first sign of the number: Megatron's lines hold ``| loss scale``."""
 
 
 class NanogptFormat:
     """Reads nanoGPT and its kin; one file holds one of the wordings."""
 
     system = "nanogpt"
-    markers: tuple[str, ...] = (": loss ", ", val loss ", " tok/s", " | loss ", "step_avg:")
+    markers: tuple[str, ...] = (": loss ", ", val loss ", " tok/s", "step_avg:", *_PIPED_LOSSES)
     tflops_convention = "model"
     """It prints an MFU only: 6 FLOPs a parameter and token plus 12·l·h·s. Source: estimate_mfu of nanoGPT's model.py."""
     wants_next = False

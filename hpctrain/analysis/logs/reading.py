@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.analysis.logs.deepspeed_engine import DeepspeedEngineFormat
 from hpctrain.analysis.logs.deepspeed_tables import DeepspeedTablesFormat
-from hpctrain.analysis.logs.events import Event, FactEvent, FactKind, Line, LogFormat, StepEvent
+from hpctrain.analysis.logs.events import AlikeLines, AlikeTaker, Event, FactEvent, FactKind, Line, LogFormat, StepEvent
 from hpctrain.analysis.logs.formats import FORMATS, KNOWN_SYSTEMS
 from hpctrain.analysis.logs.lines import LineScanner
 from hpctrain.analysis.logs.log_reading import LogReading
@@ -114,12 +115,34 @@ class _Reader:
             if self._waiting or any(formats[place].wants_next for place in places):
                 self._waiting = [place for place in places if formats[place].wants_next]
             scanner.follow = bool(self._waiting)
+            scanner.alike_taker = self._alike_taker(places)
         if scanner.is_cut and not self._waiting:
             self.traits.add("truncated_last_line")
         end = Line(scanner.num_lines, "", whole=False)
         for place, log_format in enumerate(formats):
             self._take(place, end, log_format.end())
         self.steps.finish()
+
+    def _alike_taker(self, places: Sequence[int]) -> AlikeTaker | None:
+        """What takes lines like the last one; None if they need a look of their own.
+
+        Only Megatron's records, which may be all lines of a file, whose shape and spelling are known and which nobody else wants.
+        """
+        if len(places) != 1 or self.num_looked_at[places[0]] < _NUM_LOOKED_AT:
+            return None
+        log_format = self.formats[places[0]]
+        if not isinstance(log_format, MegatronFormat) or not log_format.reads_alike:
+            return None
+        return _MegatronTaker(self, places[0], log_format)
+
+    def take_alike(self, place: int, log_format: MegatronFormat, lines: AlikeLines) -> bool:
+        """Take records by column; False: the lines are to come one by one."""
+        columns = log_format.read_alike(lines)
+        if columns is None or not self.steps.add_steps(place, lines.numbers, lines.label, columns):
+            return False
+        self._num_lines_shown += len(lines.numbers)
+        self._num_shown_at_last_record = self._num_lines_shown
+        return True
 
     def _look_at_spelling(self, place: int, text: str) -> None:
         """How numbers are spelled, in the first lines of a format."""
@@ -269,3 +292,18 @@ def _tells(kind: FactKind, fields: Mapping[str, object]) -> bool:
     if kind == "bar":
         return bool(fields.get("step"))
     return kind != "overflow" or fields.get("loss_scale_before") is not None
+
+
+@dataclass(slots=True)
+class _MegatronTaker:
+    """Takes many records at once."""
+
+    reader: _Reader
+    place: int
+    log_format: MegatronFormat
+
+    def knows(self, shape: bytes) -> bool:
+        return self.log_format.knows(shape)
+
+    def take(self, lines: AlikeLines) -> bool:
+        return self.reader.take_alike(self.place, self.log_format, lines)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
+
+from hpctrain.analysis.logs.events import Value
 
 NUM_NEW_ROWS = 4096
 """So many rows at least stay dictionaries that can still be changed; as many are packed at once."""
@@ -17,6 +19,23 @@ NUM_NEW_ROWS = 4096
 _ABSENT, _NONE, _FALSE, _TRUE, _INT, _FLOAT, _OBJECT = range(7)
 _MAX_EXACT_INT = 2**53
 _KIND_OF_TYPE = {int: _INT, float: _FLOAT, bool: _TRUE, type(None): _NONE}
+
+
+Column = npt.NDArray[np.float64] | npt.NDArray[np.int64] | list[str] | Value
+"""Values of one name in several rows, one a row or the same in all; integers are at most 2^53."""
+
+
+def part_of(values: Column, place: slice) -> Column:
+    """The values of some rows."""
+    return values[place] if isinstance(values, list | np.ndarray) else values
+
+
+def value_at(values: Column, place: int) -> Value:
+    """The value of one row."""
+    if isinstance(values, np.ndarray):
+        value: Value = values[place].item()
+        return value
+    return values[place] if isinstance(values, list) else values
 
 
 class _Cells(NamedTuple):
@@ -41,14 +60,31 @@ class _Column:
         self.objects: list[object] = []
         self.places: dict[object, int] = {}
 
-    def append(self, values: Sequence[object]) -> None:
-        """Add the cells of the next ``NUM_NEW_ROWS`` rows."""
+    def append(self, parts: Iterable[tuple[bytes, array[float]]]) -> None:
+        """Add the cells of the next ``NUM_NEW_ROWS`` rows, as ``encoded`` and ``encoded_block`` give them."""
+        kinds, numbers = zip(*parts, strict=True)
+        if len(kinds) == 1:
+            self._add(kinds[0], numbers[0])
+        else:
+            self._add(b"".join(kinds), array("d", b"".join(part.tobytes() for part in numbers)))
+
+    def encoded(self, values: Sequence[object]) -> tuple[bytes, array[float]]:
+        """Kind and number of each value."""
         types = set(map(type, values))
         if types == {float} or (types == {int} and max(values) <= _MAX_EXACT_INT <= min(values) + 2 * _MAX_EXACT_INT):  # type: ignore[type-var,operator]
-            self._add(bytes((_KIND_OF_TYPE[types.pop()],)), array("d", values))  # type: ignore[arg-type]  # all are numbers
-        else:
-            pairs = [self._encoded(value) for value in values]
-            self._add(bytes(kind for kind, _ in pairs), array("d", [number for _, number in pairs]))
+            return bytes((_KIND_OF_TYPE[types.pop()],)) * len(values), array("d", values)  # type: ignore[arg-type]  # all are numbers
+        pairs = [self._encoded(value) for value in values]
+        return bytes(kind for kind, _ in pairs), array("d", [number for _, number in pairs])
+
+    def encoded_block(self, values: object, length: int) -> tuple[bytes, array[float]]:
+        """Kinds and numbers of a ``Column`` of so many rows."""
+        if isinstance(values, list):
+            return self.encoded(values)
+        if isinstance(values, np.ndarray):
+            kind = _FLOAT if values.dtype == np.float64 else _INT
+            return bytes((kind,)) * length, array("d", values.astype(np.float64).tobytes())
+        kind, number = self._encoded(values)
+        return bytes((kind,)) * length, array("d", (number,)) * length
 
     def _add(self, kinds: bytes, numbers: array[float]) -> None:
         if kinds.count(kinds[0]) == len(kinds):
@@ -145,6 +181,31 @@ def _as_float(value: object) -> float:
         return float("nan")
 
 
+class _Block(NamedTuple):
+    """Rows by column."""
+
+    columns: dict[str, Column]
+    length: int
+
+    def part(self, start: int, stop: int | None) -> _Block:
+        """Some of the rows."""
+        place = slice(start, stop)
+        columns = {name: part_of(values, place) for name, values in self.columns.items()}
+        return _Block(columns, len(range(self.length)[place]))
+
+    def rows(self) -> Iterator[dict[str, object]]:
+        """The rows as dictionaries."""
+        cells: list[Iterable[object]] = [_cells(values, self.length) for values in self.columns.values()]
+        for row in zip(*cells, strict=True):
+            yield dict(zip(self.columns, row, strict=True))
+
+
+def _cells(values: Column, length: int) -> Iterable[object]:
+    if isinstance(values, np.ndarray):
+        return list(values.tolist())
+    return values if isinstance(values, list) else repeat(values, length)
+
+
 class _Missing:
     """Stands for a cell whose row has no such key."""
 
@@ -158,6 +219,10 @@ def _transposed(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -> I
         return zip(*map(itemgetter(*names), rows), strict=True) if len(names) > 1 else [[row[names[0]] for row in rows]]
     except KeyError:
         return ([row.get(name, _MISSING) for row in rows] for name in names)
+
+
+def _names(part: list[dict[str, object]] | _Block) -> Iterable[str]:
+    return part.columns if isinstance(part, _Block) else chain.from_iterable(part)
 
 
 class RecordTable(Sequence[dict[str, object]]):
@@ -175,51 +240,103 @@ class RecordTable(Sequence[dict[str, object]]):
         """Line of the file in which each row stands."""
         self._columns: dict[str, _Column] = {}
         self._num_packed = 0
+        self._waiting: list[list[dict[str, object]] | _Block] = []
+        """Rows between the packed and the new ones."""
         self._new: list[dict[str, object]] = []
 
     def append(self, line_number: int, row: dict[str, object]) -> None:
         """Add a row; the dictionary stays the table's own and may be changed while ``new_row`` gives it."""
         self._new.append(row)
         self.line_numbers.append(line_number)
-        if len(self._new) >= 2 * NUM_NEW_ROWS:
+        if len(self.line_numbers) - self._num_packed >= 2 * NUM_NEW_ROWS:
+            self._pack()
+
+    def append_columns(self, line_numbers: npt.NDArray[np.int64], columns: Mapping[str, Column]) -> None:
+        """Add many rows that have the same names, in the order of ``columns``."""
+        if self._new:
+            self._waiting.append(self._new)
+            self._new = []
+        self._waiting.append(_Block(dict(columns), len(line_numbers)))
+        self.line_numbers.frombytes(line_numbers.astype(np.int64).tobytes())
+        while len(self) - self._num_packed >= 2 * NUM_NEW_ROWS:
             self._pack()
 
     def _pack(self) -> None:
-        rows = self._new[:NUM_NEW_ROWS]
-        self._new = self._new[NUM_NEW_ROWS:]
-        for name in dict.fromkeys(chain.from_iterable(rows)):
+        """Pack the oldest rows."""
+        parts = self._oldest()
+        for name in dict.fromkeys(chain.from_iterable(_names(part) for part in parts)):
             if name not in self._columns:
                 self._columns[name] = _Column(self._num_packed // NUM_NEW_ROWS)
-        for column, values in zip(self._columns.values(), _transposed(rows, list(self._columns)), strict=True):
-            column.append(values)
-        self._num_packed += len(rows)
+        names = list(self._columns)
+        encoded: list[list[tuple[bytes, array[float]]]] = [[] for _ in names]
+        for part in parts:
+            if isinstance(part, _Block):
+                for cells, (name, column) in zip(encoded, self._columns.items(), strict=True):
+                    cells.append(column.encoded_block(part.columns.get(name, _MISSING), part.length))
+            else:
+                for cells, column, values in zip(
+                    encoded, self._columns.values(), _transposed(part, names), strict=True
+                ):
+                    cells.append(column.encoded(values))
+        for column, cells in zip(self._columns.values(), encoded, strict=True):
+            column.append(cells)
+        self._num_packed += NUM_NEW_ROWS
+
+    def _oldest(self) -> list[list[dict[str, object]] | _Block]:
+        """Take ``NUM_NEW_ROWS`` rows away."""
+        parts: list[list[dict[str, object]] | _Block] = []
+        missing = NUM_NEW_ROWS
+        while missing and self._waiting:
+            part = self._waiting.pop(0)
+            length = part.length if isinstance(part, _Block) else len(part)
+            if length > missing:
+                rest, part = (
+                    (part.part(missing, None), part.part(0, missing))
+                    if isinstance(part, _Block)
+                    else (part[missing:], part[:missing])
+                )
+                self._waiting.insert(0, rest)
+            parts.append(part)
+            missing -= min(length, missing)
+        if missing:
+            parts.append(self._new[:missing])
+            self._new = self._new[missing:]
+        return parts
+
+    def _rows(self) -> list[dict[str, object]]:
+        """The rows that are not packed, as dictionaries from now on."""
+        if self._waiting:
+            old = chain.from_iterable(part.rows() if isinstance(part, _Block) else part for part in self._waiting)
+            self._new = [*old, *self._new]
+            self._waiting = []
+        return self._new
 
     def new_row(self, index: int) -> dict[str, object] | None:
         """The row itself if it can still be changed."""
-        return self._new[index - self._num_packed] if index >= self._num_packed else None
+        return self._rows()[index - self._num_packed] if index >= self._num_packed else None
 
     def fill(self, name: str, value: object) -> None:
         """Give ``value`` to all rows that lack ``name``; only for a table that is complete."""
         self._columns.setdefault(name, _Column(self._num_packed // NUM_NEW_ROWS)).fill(value)
-        for new in self._new:
+        for new in self._rows():
             new.setdefault(name, value)
 
     @property
     def names(self) -> list[str]:
         """All keys of all rows, in the order of their first row."""
-        return list(dict.fromkeys([*self._columns, *(name for row in self._new for name in row)]))
+        return list(dict.fromkeys([*self._columns, *(name for row in self._rows() for name in row)]))
 
     def column(self, name: str) -> list[object]:
         """The values of one key, row by row; None where a row has none."""
         packed = self._columns.get(name)
         if packed is None:
-            return [None] * self._num_packed + [row.get(name) for row in self._new]
+            return [None] * self._num_packed + [row.get(name) for row in self._rows()]
         values = chain.from_iterable(map(packed.values, packed.pieces))
-        return [None if value is _MISSING else value for value in values] + [row.get(name) for row in self._new]
+        return [None if value is _MISSING else value for value in values] + [row.get(name) for row in self._rows()]
 
     def numbers(self, name: str) -> npt.NDArray[np.float64]:
         """The numbers of one key, row by row; True counts as 1, NaN stands where a row has none."""
-        new = np.array([_as_float(row.get(name)) for row in self._new], dtype=np.float64)
+        new = np.array([_as_float(row.get(name)) for row in self._rows()], dtype=np.float64)
         packed = self._columns.get(name)
         if packed is None:
             return np.concatenate((np.full(self._num_packed, np.nan), new))
@@ -227,11 +344,11 @@ class RecordTable(Sequence[dict[str, object]]):
 
     def has(self, name: str) -> npt.NDArray[np.bool_]:
         """The rows that have the key, whatever its value."""
-        return self._kind_is(name, lambda kinds: kinds != _ABSENT, [name in row for row in self._new])
+        return self._kind_is(name, lambda kinds: kinds != _ABSENT, [name in row for row in self._rows()])
 
     def true(self, name: str) -> npt.NDArray[np.bool_]:
         """The rows in which the key is True."""
-        return self._kind_is(name, lambda kinds: kinds == _TRUE, [row.get(name) is True for row in self._new])
+        return self._kind_is(name, lambda kinds: kinds == _TRUE, [row.get(name) is True for row in self._rows()])
 
     def _kind_is(
         self, name: str, test: Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.bool_]], new: list[bool]
@@ -242,7 +359,7 @@ class RecordTable(Sequence[dict[str, object]]):
         return np.concatenate((*(test(_unfolded(piece)[0]) for piece in packed.pieces), np.array(new, dtype=np.bool_)))
 
     def __len__(self) -> int:
-        return self._num_packed + len(self._new)
+        return len(self.line_numbers)
 
     @overload
     def __getitem__(self, index: int) -> dict[str, object]: ...
@@ -256,7 +373,7 @@ class RecordTable(Sequence[dict[str, object]]):
         if not 0 <= index < len(self):
             raise IndexError(index)
         if index >= self._num_packed:
-            return dict(self._new[index - self._num_packed])
+            return dict(self._rows()[index - self._num_packed])
         values = ((name, column.get(index)) for name, column in self._columns.items())
         return {name: value for name, value in values if value is not _MISSING}
 
@@ -266,7 +383,7 @@ class RecordTable(Sequence[dict[str, object]]):
             columns = [column.values(column.pieces[place]) for column in self._columns.values()]
             for values in zip(*columns, strict=True):
                 yield {name: value for name, value in zip(names, values, strict=True) if value is not _MISSING}
-        yield from map(dict, self._new)
+        yield from map(dict, self._rows())
 
 
 def table_of(rows: Sequence[Mapping[str, object]]) -> RecordTable:

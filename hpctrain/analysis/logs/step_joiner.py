@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import le, lt
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from hpctrain.analysis.logs.events import Value
-from hpctrain.analysis.logs.record_table import NUM_NEW_ROWS, RecordTable
-from hpctrain.analysis.logs.unit_checks import SAMPLES_TOLERANCE, check_samples_per_s
+from hpctrain.analysis.logs.record_table import NUM_NEW_ROWS, Column, RecordTable, part_of, value_at
+from hpctrain.analysis.logs.unit_checks import SAMPLES_TOLERANCE, check_samples_per_s, samples_per_s_agree
 
 Row = dict[str, object]
 
@@ -25,6 +30,7 @@ ANOTHER_RUN_S = 24 * 3600.0
 
 _STATE_FIELDS = ("loss", "consumed_samples", "consumed_tokens", "learning_rate", "global_batch_size")
 _SPEED_FIELDS = ("time_per_iteration_s", "samples_per_s", "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu")
+_RATE_FIELDS = ("global_batch_size", "time_per_iteration_s", "samples_per_s")
 _ENGINE_NAMES = {
     "skipped_total": "ds_skipped_total",
     "samples_per_s_running_avg": "samples_per_s_running_avg",
@@ -131,6 +137,53 @@ class StepJoiner:
             return False
         self._last.update((name, value) for name, value in fields.items() if value is not None)
         return True
+
+    def add_steps(
+        self, format_place: int, line_numbers: npt.NDArray[np.int64], label: str, columns: Mapping[str, Column]
+    ) -> bool:
+        """The same as ``add_step`` for each row; False, and nothing is added, if any of them is not simply the next step."""
+        iterations, settings = columns.get("iteration"), self._segment_fields
+        if not isinstance(iterations, np.ndarray) or not self._follow_on(iterations, columns):
+            return False
+        if any(isinstance(value, list) for value in settings.values()):
+            return False  # Among columns it would be one value a row.
+        names: dict[str, Any] = {**columns, **{name: settings[name] for name in settings if name not in columns}}
+        names |= {"segment": self._segment, "attempt": self._attempt}
+        index, count = len(self.records), len(line_numbers) - 1
+        self.records.append_columns(
+            line_numbers[:-1], {name: part_of(values, slice(-1)) for name, values in names.items()}
+        )
+        first = max(0, count - NUM_RECENT_STEPS)
+        if first:
+            self._recent.clear()
+        for place, iteration in enumerate(iterations[first:-1].tolist(), index + first):
+            self._recent[iteration] = _Recent(place, {format_place: 1}, {label})
+        self.num_steps_of[format_place] = self.num_steps_of.get(format_place, 0) + count
+        self._num_in_attempt += count
+        self._num_in_segment += count
+        # The last row stays at hand for what follows it.
+        last = {name: value_at(values, -1) for name, values in columns.items()}
+        self._append(format_place, int(line_numbers[-1]), label, last["iteration"], last)
+        while len(self._recent) > NUM_RECENT_STEPS:
+            del self._recent[next(iter(self._recent))]
+        return True
+
+    def _follow_on(self, iterations: npt.NDArray[np.generic], columns: Mapping[str, Column]) -> bool:
+        """True if each row is a step after the one before it, of the same attempt, and nothing is known of it yet."""
+        due = self._another_attempt or self._another_segment or self._overflow
+        if due or self._last_iteration is None or self._last.get("iteration") is None or "epoch" in columns:
+            return False
+        steps = [self._last_iteration, *iterations.tolist()]
+        if not all(map(lt, steps, steps[1:])):
+            return False
+        if not (self._recent.keys().isdisjoint(steps[1:]) and self._waiting_engine.keys().isdisjoint(steps[1:])):
+            return False
+        stamps, last_stamp = columns.get("timestamp"), self._last.get("timestamp")
+        if isinstance(stamps, list):
+            days = [str(stamp)[:10] for stamp in ([last_stamp] if isinstance(last_stamp, str) else []) + stamps]
+            if not all(map(le, days, days[1:])):
+                return False
+        return samples_per_s_agree(*(columns.get(name) for name in _RATE_FIELDS))
 
     def finish(self) -> None:
         """Complete the rows that say nothing about overflows, if the log speaks of them at all."""

@@ -22,7 +22,8 @@ from hpctrain.analysis.logs.printed import (
     put_timestamp,
 )
 
-_STEP = re.compile(r"(?<!validate )(?<!completed )\bstep: +(\d+)(?= )")
+_STEP = re.compile(r"step: (?<!\wstep: )(?<!validate step: )(?<!completed step: ) *(\d+)(?= )")
+"""What must not stand before the word is asked behind it: a pattern that begins with plain letters is found ten times faster."""
 _PAIR = re.compile(rf" ([A-Za-z][\w/]*)(?:\(s\))?: +({NUMBER}|N/A)(?:(GiB)\(({NUMBER})%\)|(?=[ %\s]|\Z))")
 _NAMES = {
     "loss": "loss",

@@ -11,7 +11,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from hpctrain.analysis.logs.events import Value
+from hpctrain.analysis.logs.record_table import Column
 from hpctrain.units import TERA
 
 SAMPLES_TOLERANCE = 0.2
@@ -72,6 +75,20 @@ def check_samples_per_s(global_batch_size: Value, time_s: Value, printed: Value)
     if rate is None or not 0 < expected < math.inf or abs(rate / expected - 1) <= SAMPLES_TOLERANCE:
         return RateCheck(rate, None)
     return RateCheck(expected, rate)
+
+
+def samples_per_s_agree(global_batch_size: Column, time_s: Column, printed: Column) -> bool:
+    """True if no row's printed rate is off by more than the tolerance; also where one of the columns is missing.
+
+    >>> samples_per_s_agree(2048, np.array([111.0, 423.0]), np.array([18.451, 4.841]))
+    True
+    >>> samples_per_s_agree(2048, np.array([111.0, 423.0]), np.array([18.451, 0.005]))
+    False
+    """
+    if global_batch_size is None or time_s is None or printed is None:
+        return True
+    batch = np.asarray(global_batch_size)
+    return bool((np.abs(np.asarray(printed) * np.asarray(time_s) - batch) <= SAMPLES_TOLERANCE * batch).all())
 
 
 def with_checked_rate(fields: Mapping[str, Value]) -> dict[str, Value]:

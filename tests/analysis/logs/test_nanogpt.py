@@ -48,6 +48,12 @@ def test_other_lines_are_no_records(line: str, tmp_path: Path) -> None:
     assert events_of_text(NanogptFormat(), f"{line}\n", tmp_path) == []
 
 
+def test_lines_of_megatron_are_not_even_shown() -> None:
+    line = "| elapsed time per iteration (ms): 100.0 | lm loss: 2.5E+00 | loss scale: 1.0 | grad norm: 1.0 |"
+    assert not any(marker in line for marker in NanogptFormat.markers)
+    assert any(marker in "490 | loss 5.7543 | lr 4.9e-04" for marker in NanogptFormat.markers)
+
+
 def test_seconds_of_newer_modded_lines(tmp_path: Path) -> None:
     text = "step:10/20 train_time:1.500s step_avg:150.00ms\nstep:12/20 train_time:1.900s step_avg:158.33ms\n"
     records = [dict(event.fields) for event in events_of_text(NanogptFormat(), text, tmp_path)]
