@@ -14,7 +14,8 @@ Plans, launches and measures large-model training. The verb comes first; without
   plan     print the plan, the batch script and the DeepSpeed JSON; needs no Slurm, no GPU, no torch   [--json]
            or plan each row of a table of runs of any trainer     --table ROWS.csv -o OUT.csv
   status   state of runs: step, loss, step time      [FOLDER ...] [--json]
-  report   measured numbers of runs and logs         [FOLDER ...] [-o FILE.html] [--against BASE]
+  report   measured numbers of runs and logs         [FOLDER ...] [-o FILE.html|.csv|.parquet|.tex|.md] [--json]
+                                                     [--against BASE [--tolerance 0.05]]
   read-log a training log of another system          FILE ... [--json]
   cancel   end the jobs of run folders               FOLDER ...
 
@@ -37,8 +38,8 @@ Examples:
   python -m hpctrain model=530b nodes=128                          submit to Slurm
   python -m hpctrain -m model=175b nodes=16,32,64,128              a sweep
 
-Exit codes: 0 done, 2 configuration, 3 does not fit, 4 launch, 5 slower than the baseline;
-a followed run that failed: that of its end reason.
+Exit codes: 0 done, 1 failed without a code of its own, 2 configuration or nothing to read, 3 does not fit, 4 launch,
+5 slower than the baseline, stopped working, or more runs failed; a followed run that failed: that of its end reason.
 """
 
 
