@@ -100,10 +100,14 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
     batch, batch_problems = resolve_batch(
         config.training, choice.micro_batch_size, layout.data_parallel_degree, seq_len
     )
+    problems = (*shape_problems, *batch_problems, *_value_problems(config, shape, seq_len))
     memory = estimate_memory(shape, layout, batch, config.parallelism, config.hardware, precision, choice.checkpointing)
     flops = step_flops(shape, seq_len, batch.global_batch_size, choice.checkpointing, config.parallelism.zero_stage)
     prediction, prediction_gap = predict_step(
         shape, layout, batch, config.parallelism, config.hardware, precision, choice.checkpointing, flops
+    )
+    ds_config = build_ds_config(
+        shape.num_parameters, batch, config.parallelism, config.training, precision, config.hardware.device == "cuda"
     )
     name = config.run.name or f"{shape.name}-{config.nodes}n-{config.parallelism.name}"
     slurm, slurm_problems = build_slurm_request(name, config.cluster, config.hardware, layout, rank_environment(config))
@@ -126,26 +130,12 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         peak_tflops_per_gpu=config.hardware.peak_tflops.get(precision),
         flops_per_step=flops,
         memory=memory,
-        ds_config=build_ds_config(
-            shape.num_parameters,
-            batch,
-            config.parallelism,
-            config.training,
-            precision,
-            config.hardware.device == "cuda",
-        ),
+        ds_config=ds_config,
         data_name=config.data.name,
         cluster_name=config.cluster.name,
         cluster_kind=config.cluster.kind,
         slurm=slurm,
-        problems=(
-            *shape_problems,
-            *batch_problems,
-            *_value_problems(config, shape, seq_len),
-            *_local_problems(config),
-            *slurm_problems,
-            *memory.problems(),
-        ),
+        problems=(*problems, *_local_problems(config), *slurm_problems, *memory.problems()),
         prediction=prediction,
         prediction_gap=prediction_gap,
         achievable_tflops_per_gpu=config.hardware.achievable_tflops.get(precision),
