@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -373,8 +374,23 @@ def _nothing_judged(comparison: Comparison) -> str:
 
 
 def _differences(base: _Side, new: _Side) -> list[str]:
+    pairs = {key: (base.configuration[key], new.configuration[key]) for key in CONFIGURATION}
     return [
-        f"{key}={base.configuration[key]} instead of {new.configuration[key]}"
-        for key in CONFIGURATION
-        if base.configuration[key] != new.configuration[key]
+        _differing_settings(old, now) if key == "zero_settings" else f"{key}={old} instead of {now}"
+        for key, (old, now) in pairs.items()
+        if old != now
     ]
+
+
+def _differing_settings(base: str | None, new: str | None) -> str:
+    """The keys of two ``zero_settings`` that are not equal: whole, the settings are a page of text."""
+    if base is None or new is None:
+        return f"zero_settings {'known' if new is None else 'not known'} instead of {'known' if base is None else 'not known'}"
+    old, now = json.loads(base), json.loads(new)
+    keys = [key for key in sorted({*old, *now}) if old.get(key) != now.get(key)]
+    texts = [f"{key}={_setting(old, key)} instead of {_setting(now, key)}" for key in keys]
+    return f"zero_settings with {' and '.join(texts)}"
+
+
+def _setting(settings: Mapping[str, Any], key: str) -> str:
+    return json.dumps(settings[key]) if key in settings else "unset"

@@ -204,6 +204,18 @@ def test_what_is_drawn_is_what_is_published(published: pd.DataFrame, name: Figur
     assert {"predicted by our plan: none", "measured by us: none of our runs has this shape"} <= set(labels)
 
 
+@pytest.mark.parametrize("evidence", ["printed", "read", "both"])
+def test_the_legend_names_only_the_published_points_that_are_drawn(published: pd.DataFrame, evidence: str) -> None:
+    part = (
+        published
+        if evidence == "both"
+        else published[(published["evidence"] != "DIGITISED") == (evidence == "printed")]
+    )
+    labels = [text.get_text() for text in plot_azure_figure("6", part, NONE).legends[0].get_texts()]
+    assert ("published, printed in the text" in labels) == (evidence != "read")
+    assert ("published, read from a bar, with its error" in labels) == (evidence != "printed")
+
+
 def test_digitised_points_are_hollow_with_their_error(published: pd.DataFrame) -> None:
     figure = plot_azure_figure("6", published, NONE)
     for axis in figure.axes:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from hpctrain.analysis.comparison import Change, Comparison, compare
@@ -244,6 +246,37 @@ def test_no_matching_run_is_an_error(tmp_path: Path) -> None:
     assert text.startswith("--against: no run here has a valid run of equal configuration in the base")
     assert "nearest: toy on 4 x test_gpu" in text
     assert "nodes=1 instead of 2, gpus=4 instead of 8" in text
+
+
+def set_zero(run: Path, **settings: object) -> None:
+    plan = json.loads((run / "plan.json").read_text())
+    plan["ds_config"]["zero_optimization"] |= settings
+    (run / "plan.json").write_text(json.dumps(plan))
+
+
+def test_only_the_settings_of_zero_that_differ_are_told(tmp_path: Path) -> None:
+    set_zero(add(tmp_path / "base" / "a", step_times(0.5)), reduce_bucket_size=1000)
+    set_zero(add(tmp_path / "new" / "b", step_times(0.5)), reduce_bucket_size=2000, round_robin_gradients=True)
+    with pytest.raises(RecordError) as error:
+        compared(tmp_path)
+    assert str(error.value).splitlines()[-1] == (
+        f"  nearest: {TOY}: the base has zero_settings with reduce_bucket_size=1000 instead of 2000"
+        " and round_robin_gradients=unset instead of true"
+    )
+
+
+def test_settings_of_zero_that_one_side_lacks_are_not_printed(tmp_path: Path) -> None:
+    add(tmp_path / "base" / "a", step_times(0.5))
+    add(tmp_path / "new" / "b", step_times(0.5))
+    base, new = load_frames([tmp_path / "base"]), load_frames([tmp_path / "new"])
+    lacking = pd.array([pd.NA], dtype="string")
+    for first, second, words in (
+        (base, replace(new, runs=new.runs.assign(zero_settings=lacking)), "zero_settings known instead of not known"),
+        (replace(base, runs=base.runs.assign(zero_settings=lacking)), new, "zero_settings not known instead of known"),
+    ):
+        with pytest.raises(RecordError) as error:
+            compare(second, first)
+        assert str(error.value).endswith(f"the base has {words}")
 
 
 def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:

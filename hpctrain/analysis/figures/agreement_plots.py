@@ -102,7 +102,9 @@ def _plot(what: _Quantity, runs: pd.DataFrame, groups: pd.Series) -> Figure:
         figure = Figure(figsize=(WIDTH_IN / 2 + 0.6, 4.5), layout="constrained")
         axis = figure.subplots()
         spread = f", from {error.min():+.1%} to {error.max():+.1%}" if len(error) > 1 else ""
-        axis.set_title(f"{what.title}\n{where(runs.loc[known.index])}\nmedian error {error.median():+.1%}{spread}")
+        axis.set_title(
+            f"{what.title}\n{where(runs.loc[known.index])}\nmedian signed error {error.median():+.1%}{spread}"
+        )
         for number, (group, part) in enumerate(known.groupby("group", sort=True)):
             marker, colour = _MARKS[number % len(_MARKS)]
             x, y = part["measured"].to_numpy(), part["predicted"].to_numpy()

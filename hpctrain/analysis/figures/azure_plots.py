@@ -171,12 +171,15 @@ def _highest(points: pd.DataFrame) -> float:
 
 
 def _legend(figure: Figure, points: pd.DataFrame) -> None:
-    """What each look means; a series without a point says so instead of being absent."""
+    """What each look that is drawn means; our own series say so if they have no point."""
     present = set(points["series"])
-    handles: list[Line2D | Patch] = [
-        Line2D([], [], color=BLUE, marker="o", ms=4.5, label="published, printed in the text"),
-        Line2D([], [], color=BLUE, marker="o", ms=4.5, mfc="white", label="published, read from a bar, with its error"),
-    ]
+    printed = points.loc[points["series"] == "published", "printed"].fillna(True).astype(bool)
+    handles: list[Line2D | Patch] = []
+    if printed.any():
+        handles.append(Line2D([], [], color=BLUE, marker="o", ms=4.5, label="published, printed in the text"))
+    if not printed.all():
+        words = "published, read from a bar, with its error"
+        handles.append(Line2D([], [], color=BLUE, marker="o", ms=4.5, mfc="white", label=words))
     if "predicted" in present:
         handles.append(Line2D([], [], color=VERMILLION, ls="--", marker="x", ms=3.5, label=_prediction_label(points)))
         handles.append(Patch(color=VERMILLION, alpha=0.18, lw=0, label="its range, by errors on points not fitted"))

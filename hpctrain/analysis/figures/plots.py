@@ -212,7 +212,7 @@ def _draw_scaling(axis: Axes, scaling: Scaling, owner: str, unit: str, line_styl
 
 def _what_was_scaled(points: pd.DataFrame) -> list[str]:
     """Models and hardware in lines that fit above a panel."""
-    return textwrap.wrap(models_on_hardware(points), _PANEL_CHARACTERS)
+    return textwrap.wrap(models_on_hardware(points, "point"), _PANEL_CHARACTERS)
 
 
 def _short_text(text: str) -> str:

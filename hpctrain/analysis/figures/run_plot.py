@@ -17,12 +17,13 @@ from hpctrain.analysis.figures.style import (
     BLUE,
     DRAWABLE,
     GREY,
+    LEGEND_LINE_IN,
     ORANGE,
     SKY,
     STYLE,
     VERMILLION,
-    boxed_legend,
     empty_panel,
+    legend_below,
     write_message,
 )
 from hpctrain.analysis.run_row import OWN_SOURCE, RunSummary, counted_ranks, rank_word
@@ -40,8 +41,8 @@ def plot_run(summary: RunSummary, steps: pd.DataFrame) -> Figure:
         steps: its marked steps, see ``steady.mark_steps``.
     """
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 6.2))
-        axes = figure.subplots(2, 2, gridspec_kw={"hspace": 0.42, "wspace": 0.27})
+        figure = Figure(figsize=(7.2, 7.2))
+        axes = figure.subplots(2, 2)
         header = [(text, BLACK) for text in _plan_texts(summary)]
         header += [(text, BLUE if summary.valid else VERMILLION) for text in _result_texts(summary)]
         top = 0.935
@@ -50,7 +51,7 @@ def plot_run(summary: RunSummary, steps: pd.DataFrame) -> Figure:
             for line in textwrap.wrap(text, 105, max_lines=2, placeholder=" …"):
                 figure.text(0.012, top, line, va="top", color=colour)
                 top -= 0.027
-        figure.subplots_adjust(left=0.095, right=0.985, bottom=0.075, top=top - 0.045)
+        figure.set_layout_engine("constrained", rect=(0, 0, 1, top - 0.01), h_pad=0.08, w_pad=0.08)
         for axis, title, unit in (
             (axes[0, 0], "Loss", "loss (nats per token)"),
             (axes[0, 1], "Step time", "time of one step (s)"),
@@ -85,6 +86,8 @@ def plot_loss_and_step_time(summary: RunSummary, steps: pd.DataFrame) -> Figure:
             _step_axis(axis, steps)
         _draw_loss(loss, steps)
         _draw_step_time(step_time, summary, steps)
+        lines = max(len(axis.get_legend_handles_labels()[1]) for axis in (loss, step_time))
+        figure.set_figheight(2.3 + LEGEND_LINE_IN * lines)
         return figure
 
 
@@ -170,7 +173,7 @@ def _draw_loss(axis: Axes, steps: pd.DataFrame) -> None:
             color="#555555",
         )
     if axis.get_legend_handles_labels()[1]:
-        boxed_legend(axis, "best")
+        legend_below(axis)
 
 
 def _draw_step_time(axis: Axes, summary: RunSummary, steps: pd.DataFrame) -> None:
@@ -196,14 +199,17 @@ def _draw_step_time(axis: Axes, summary: RunSummary, steps: pd.DataFrame) -> Non
         axis.axhline(summary.step_time_s, color=BLACK, lw=0.9, zorder=1, label=label)
     axis.set_ylim(0, top)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    boxed_legend(axis, "upper right")
+    legend_below(axis)
 
 
 def _axis_top(curve: pd.DataFrame, steady: pd.DataFrame) -> float:
-    """Upper end of the time axis: steady steps lie below its half and the legend above; slower ones go to the edge."""
+    """Upper end of the time axis: above all steps, at most a good twice the steady ones; slower ones go to the edge."""
     rows = curve if steady.empty else steady
-    times = rows["step_time_s"].where(np.isfinite(rows["step_time_s"])).fillna(0)
-    return min(DRAWABLE, 2.2 * float(times.clip(upper=DRAWABLE).quantile(0.99))) or 1.0
+    steady_s, all_s = (
+        part["step_time_s"].where(np.isfinite(part["step_time_s"])).fillna(0).clip(upper=DRAWABLE)
+        for part in (rows, curve)
+    )
+    return min(DRAWABLE, 2.2 * float(steady_s.quantile(0.99)), 1.1 * float(all_s.max())) or 1.0
 
 
 def _draw_points(
@@ -250,7 +256,7 @@ def _draw_throughput(axis: Axes, summary: RunSummary, steps: pd.DataFrame) -> No
         )
     axis.set_ylim(bottom=0)
     axis.yaxis.set_major_formatter(lambda value, _: short_count(value).replace(" ", ""))
-    boxed_legend(axis, "lower right")
+    legend_below(axis)
 
 
 def _draw_memory(axis: Axes, summary: RunSummary, steps: pd.DataFrame) -> None:
@@ -271,5 +277,5 @@ def _draw_memory(axis: Axes, summary: RunSummary, steps: pd.DataFrame) -> None:
     if summary.memory_capacity_bytes is not None:
         capacity = summary.memory_capacity_bytes / GIB
         axis.axhline(capacity, color=BLACK, ls=":", label=f"capacity of the GPU: {capacity:.3g} GiB")
-    axis.set_ylim(0, 1.5 * axis.get_ylim()[1])
-    boxed_legend(axis, "upper right")
+    axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
+    legend_below(axis)

@@ -12,7 +12,8 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.typing import LegendLocType, RcKeyType
+from matplotlib.transforms import ScaledTranslation
+from matplotlib.typing import RcKeyType
 
 from hpctrain.analysis.name_lists import joined_names
 
@@ -42,6 +43,10 @@ WIDTH_IN = 7.2
 """Width of every figure in inches: the text width of an A4 or letter page with usual margins."""
 TITLE_CHARACTERS = 96
 """Bold characters of a title that fit into one line of ``WIDTH_IN``."""
+LABELS_IN = 0.42
+"""Height of the numbers and the label below an x axis."""
+LEGEND_LINE_IN = 0.145
+"""Height of one line of a legend."""
 FAR = 3.0
 """A capacity more than so many times above what is used would press all else into a corner: it is told, not drawn."""
 DRAWABLE = 1e300
@@ -49,9 +54,11 @@ DRAWABLE = 1e300
 _TIME_UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
-def boxed_legend(axis: Axes, place: LegendLocType) -> None:
-    """A legend on white, so that points behind it do not mix with its text."""
-    axis.legend(loc=place, frameon=True, framealpha=0.9, edgecolor="none", borderpad=0.2)
+def legend_below(axis: Axes) -> None:
+    """A legend under the label of the x axis, where no point can lie behind it; for a figure with a constrained layout."""
+    below = ScaledTranslation(0, -LABELS_IN, axis.figure.dpi_scale_trans)
+    place = axis.transAxes + below
+    axis.legend(loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=place, borderaxespad=0, borderpad=0)
 
 
 def write_message(axis: Axes, text: str) -> None:
@@ -108,10 +115,27 @@ def names(values: pd.Series) -> str:
     return joined_names([str(value) for value in values.dropna().unique()], 3) or "none"
 
 
-def models_on_hardware(runs: pd.DataFrame) -> str:
-    """What ran where; logs of other systems often state neither."""
+def models_on_hardware(runs: pd.DataFrame, unit: str = "run") -> str:
+    """What ran where; logs of other systems often state neither, and where only some do, it is counted who states what."""
+    if any(runs[column].notna().nunique() > 1 for column in ("model", "hardware")):
+        return _counted_by_what_is_stated(runs, unit)
     models = names(runs["model"]) if runs["model"].notna().any() else "model not stated"
     return f"{models} on {names(runs['hardware'])}" if runs["hardware"].notna().any() else models
+
+
+def _counted_by_what_is_stated(runs: pd.DataFrame, unit: str) -> str:
+    parts: list[str] = []
+    for has_model, has_hardware, words in (
+        (True, True, "of {models} on {hardware}"),
+        (True, False, "of {models}, hardware not stated"),
+        (False, True, "on {hardware}, model not stated"),
+        (False, False, "with model and hardware not stated"),
+    ):
+        part = runs[(runs["model"].notna() == has_model) & (runs["hardware"].notna() == has_hardware)]
+        if len(part):
+            counted = f"{len(part)}" if parts else f"{len(part)} {unit}{'' if len(part) == 1 else 's'}"
+            parts.append(f"{counted} {words.format(models=names(part['model']), hardware=names(part['hardware']))}")
+    return "; ".join(parts)
 
 
 def where(runs: pd.DataFrame) -> str:

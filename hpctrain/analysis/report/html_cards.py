@@ -35,12 +35,10 @@ def cards(runs: pd.DataFrame) -> Iterator[Card]:
     """Those figures for which the runs have values."""
     valid = runs[runs["valid"].astype(bool)]
     yield Card("Runs", str(len(runs)), "", f"{len(valid)} valid for comparison")
-    only_cpu = len(valid) > 0 and (valid["device"] == "cpu").fillna(False).all()
-    word = rank_word("cpu" if only_cpu else "cuda")
     shown: set[str] = set()
     for label, column, unit, pattern, scale in (
         ("Fastest run", "tokens_per_s", "tokens/s", "{:,.0f}", 1.0),
-        (f"Fastest per {word}", "tokens_per_s_per_gpu", "tokens/s", "{:,.0f}", 1.0),
+        ("Fastest per {rank}", "tokens_per_s_per_gpu", "tokens/s", "{:,.0f}", 1.0),
         ("Highest MFU", "mfu", "%", "{:.1f}", 100.0),
     ):
         known = valid[valid[column].notna()]
@@ -49,6 +47,7 @@ def cards(runs: pd.DataFrame) -> Iterator[Card]:
             if column == "tokens_per_s_per_gpu" and str(best["run"]) in shown:
                 continue  # the fastest run is the fastest per GPU too: said once
             shown.add(str(best["run"]))
+            label = label.format(rank=rank_word(best["device"]))
             yield Card(label, pattern.format(scale * float(best[column])), unit, str(best["run"]))
     yield from _scaling_card(valid)
     lost = runs[runs["lost_time_share"].notna()]
@@ -59,10 +58,12 @@ def cards(runs: pd.DataFrame) -> Iterator[Card]:
         yield Card("Time not in steps", f"{median:.1f}", "%", note)
     errors = valid["prediction_error"].dropna().abs()
     if len(errors):
-        yield Card("Plan off by", f"{100 * float(errors.median()):.1f}", "%", f"step time, median of {len(errors)}")
-    hours = runs["gpu_hours"].dropna()
-    if len(hours):
-        yield Card("Cost", f"{float(hours.sum()):,.4g}", f"{word}-hours", "all attempts")
+        yield Card(
+            "Plan off by", f"{100 * float(errors.median()):.1f}", "%", f"step time, absolute, median of {len(errors)}"
+        )
+    hours = runs["gpu_hours"].astype("Float64").groupby(runs["device"].map(rank_word)).sum(min_count=1).dropna()
+    for word, total in hours.items():  # hours of GPUs and of ranks on the CPU are no sum
+        yield Card("Cost", f"{float(total):,.4g}", f"{word}-hours", "all attempts")
 
 
 def _scaling_card(valid: pd.DataFrame) -> Iterator[Card]:

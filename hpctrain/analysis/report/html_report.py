@@ -182,6 +182,8 @@ def _runs_part(frames: Frames, pictures: Sequence[RunPicture]) -> Part:
     texts = (
         "Speeds are medians of the steady steps: after the warm-up of each attempt, without undone and dead ones."
         " TFLOP/s by three FLOP counts, each named; MFU and HFU against the dense peak of the data type.",
+        "State on green: completed and valid for comparison; on orange: not valid, for the reason below; plain: valid, but"
+        " not known to have completed.",
     )
     return Part(
         "runs", "Runs", texts, (runs_table(frames.runs, anchors),), lists=(("Not valid for comparison", reasons),)
@@ -244,11 +246,13 @@ def _plan_part(runs: pd.DataFrame, draw: bool) -> Part:
     predicted = predicted_runs(runs)
     texts = []
     for column, what in (("prediction_error", "step time"), ("memory_error", "memory of one rank")):
-        known = predicted.loc[predicted["valid"].astype(bool), column].dropna().abs()
+        signed = predicted.loc[predicted["valid"].astype(bool), column].dropna()
+        known = signed.abs()
         if len(known):
             texts.append(
-                f"Predicted {what}: off by {100 * float(known.median()):.1f} % in the median,"
-                f" {100 * float(known.max()):.1f} % at most, over {len(known)} valid run(s)."
+                f"Predicted {what}: absolute error {100 * float(known.median()):.1f} % in the median,"
+                f" {100 * float(known.max()):.1f} % at most; signed error {100 * float(signed.median()):+.1f} % in the median;"
+                f" over {len(known)} valid run(s)."
             )
         else:
             texts.append(f"Predicted {what}: no valid run with both a prediction and a measurement.")

@@ -198,8 +198,9 @@ def test_memory_agreement(frames: Frames) -> None:
     assert axis.get_xlabel() == "measured peak of rank 0 (GiB)"
     assert axis.get_ylabel() == "predicted by the plan (GiB)"
     error = (runs["predicted_memory_bytes"] / runs["peak_memory_bytes"]).astype(float) - 1
-    assert f"median error {error.median():+.1%}, from {error.min():+.1%} to {error.max():+.1%}" in axis.get_title(
-        "left"
+    assert (
+        f"median signed error {error.median():+.1%}, from {error.min():+.1%} to {error.max():+.1%}"
+        in axis.get_title("left")
     )
 
 
@@ -215,7 +216,7 @@ def test_step_time_agreement(frames: Frames) -> None:
     assert (np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist()) == ([0.5], [1.0])
     assert line.get_label() == runs["hardware"][0]
     assert axis.get_xlabel() == "measured, median of the steady steps (s)"
-    assert axis.get_title("left").endswith("1 run\nmedian error +100.0%")
+    assert axis.get_title("left").endswith("1 run\nmedian signed error +100.0%")
 
 
 def test_agreement_of_runs_whose_device_is_not_known(frames: Frames) -> None:

@@ -22,7 +22,8 @@ from hpctrain.analysis.figures.agreement_plots import plot_memory_agreement
 from hpctrain.analysis.figures.goodput_plots import plot_goodput, plot_wall_clock
 from hpctrain.analysis.figures.memory_plots import plot_memory
 from hpctrain.analysis.figures.plots import MAX_ROWS, RATES, plot_scaling, plot_tflops
-from hpctrain.analysis.figures.run_plot import plot_run
+from hpctrain.analysis.figures.run_plot import plot_loss_and_step_time, plot_run
+from hpctrain.analysis.figures.style import models_on_hardware
 from hpctrain.analysis.figures.telemetry_plots import plot_telemetry
 from hpctrain.analysis.frames import load_frames, read_run, run_summaries
 from hpctrain.analysis.goodput import goodput
@@ -174,6 +175,39 @@ def test_run_figure_shows_outliers(tmp_path: Path) -> None:
     assert (np.asarray(mark.get_xdata()).tolist(), np.asarray(mark.get_ydata()).tolist()) == ([21], [1.6])
 
 
+def test_legends_hide_no_step(tmp_path: Path) -> None:
+    """Below the axes and their labels, inside the figure; slow steps keep their place up to twice the steady ones."""
+    times = [1.0 + 0.001 * (step % 5) for step in range(30)]
+    times[0], times[20], times[25] = 9.0, 1.9, 2.0
+    run = make_run(tmp_path / "run", attempts=[Attempt(times)])
+    data = read_run(run)
+    for figure in (draw_run(run), plot_loss_and_step_time(summarise(data), data.steps)):
+        figure.draw_without_rendering()
+        for axis in figure.axes:
+            legend_box = axis.get_legend()
+            assert legend_box is not None
+            box = legend_box.get_window_extent()
+            assert box.y1 <= axis.xaxis.label.get_window_extent().y0
+            assert box.y0 >= 0
+            assert box.x1 <= figure.bbox.x1
+    assert figure.axes[1].get_ylim()[1] > 2.0
+    assert "above the axis: 1, up to 9 s" in legend(figure.axes[1])
+
+
+@pytest.mark.parametrize(
+    ("models", "hardware", "words"),
+    [
+        (["a", "a"], ["x", "x"], "a on x"),
+        (["a", None, None], ["x", None, None], "1 run of a on x; 2 with model and hardware not stated"),
+        (["a", "a", "b", None], ["x", "x", None, "y"], "2 runs of a on x; 1 of b, hardware not stated; 1 on y, model not stated"),
+        ([None], ["x"], "model not stated on x"),
+    ],
+    ids=["all", "some", "each", "none"],
+)  # fmt: skip
+def test_what_is_not_stated_is_counted(models: list[str | None], hardware: list[str | None], words: str) -> None:
+    assert models_on_hardware(pd.DataFrame({"model": models, "hardware": hardware}, dtype="string")) == words
+
+
 def test_run_figure_of_an_unreadable_folder(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     run.plan.write_text("{")
@@ -257,7 +291,9 @@ def test_tflops_of_a_foreign_log_as_it_prints_them(tmp_path: Path) -> None:
     assert (np.asarray(printed.get_xdata()).tolist(), np.asarray(printed.get_ydata()).tolist()) == ([120.5], [1])
     model = next(line for line in axis.lines if line.get_label() == "model FLOPs")
     assert np.asarray(model.get_ydata()).tolist() == [0]
-    assert axis.get_title("left").startswith("toy on test_gpu\n2 run(s); left out: 1 not valid, 1 without a rate\n")
+    assert axis.get_title("left").startswith(
+        "1 run of toy on test_gpu; 1 with model and hardware not stated\n2 run(s); left out: 1 not valid, 1 without a rate\n"
+    )
     (axis,) = plot_tflops(both[1:3]).axes
     assert axis.get_title("left").startswith("model not stated\n1 run(s); left out: 1 without a rate\n")
 

@@ -18,6 +18,7 @@ from hpctrain.analysis.comparison import compare
 from hpctrain.analysis.frames import RUN_DTYPES, Frames, load_frames
 from hpctrain.analysis.published import load_published
 from hpctrain.analysis.report.environment import read_environment
+from hpctrain.analysis.report.html_cards import cards
 from hpctrain.analysis.report.html_figures import scaling_picture, throughput_picture
 from hpctrain.analysis.report.html_report import PublishedResults, render_html
 from hpctrain.analysis.report.published_match import matches, published_points
@@ -26,7 +27,7 @@ from hpctrain.analysis.run_row import RunSummary
 from hpctrain.analysis.scaling import scaling_efficiency
 from hpctrain.config.schema import ModelConfig
 from hpctrain.record.paths import RunPaths
-from tests.analysis.make_runs import Attempt, make_run, toy_config
+from tests.analysis.make_runs import CPU_NODE, Attempt, make_run, toy_config
 from tests.analysis.report.report_runs import HOSTILE_NAME, make_sweep, write_code
 
 GPT_175B = ModelConfig(
@@ -226,6 +227,29 @@ def test_problems_are_listed(page: Node) -> None:
     assert "killed/code.json: no such file, so neither versions nor commit" in words
 
 
+def test_the_cost_is_named_by_the_runs_that_have_one(tmp_path: Path) -> None:
+    """Foreign logs, whose device is not known, have no cost; hours of GPUs and of ranks on the CPU are no sum."""
+    attempt = Attempt([1.0] * 10)
+    make_run(tmp_path / "cpu", toy_config(nodes=1, hardware=CPU_NODE), [attempt])
+    runs = load_frames([tmp_path]).runs
+    log = runs.assign(run="x.log", device=None, gpu_hours=None, tokens_per_s_per_gpu=1e9).astype(runs.dtypes)
+    hours = float(runs["gpu_hours"].iloc[0])
+    found = {card.label: card for card in cards(pd.concat([runs, log], ignore_index=True))}
+    assert (found["Cost"].value, found["Cost"].unit) == (f"{hours:.4g}", "rank-hours")
+    assert (found["Fastest per GPU"].note, "Fastest per rank" in found) == ("x.log", False)
+    gpu = runs.assign(device="cuda", gpu_hours=3.0).astype(runs.dtypes)
+    costs = [card for card in cards(pd.concat([runs, gpu, log, gpu], ignore_index=True)) if card.label == "Cost"]
+    assert [(card.value, card.unit) for card in costs] == [("6", "GPU-hours"), (f"{hours:.4g}", "rank-hours")]
+
+
+def test_the_colour_of_a_state_is_told(page: Node) -> None:
+    words = "on orange: not valid, for the reason below; plain: valid, but not known to have completed."
+    assert words in page.by_id("runs").words()
+    rows = page.by_id("runs-table").all("tbody")[0].all("tr")
+    tones = {row.attributes["data-valid"]: row.all("span")[0].attributes["class"] for row in rows}
+    assert tones == {"yes": "good", "no": "bad"}
+
+
 def test_plan_and_measurement_stand_side_by_side(sweep: Frames) -> None:
     predicted = sweep.runs["step_time_s"] * 0.9
     error = predicted / sweep.runs["step_time_s"] - 1
@@ -238,9 +262,10 @@ def test_plan_and_measurement_stand_side_by_side(sweep: Frames) -> None:
     assert (row["Step time, plan (s)"], row["measured (s)"]) == ("0.5625", "0.625")
     errors = [cell.words() for cell in page.by_id("plan-table").all("tbody")[0].all("tr")[0].children]
     assert errors[3] == "-10.0"
-    assert "Predicted step time: off by 10.0 % in the median, 10.0 % at most, over 5 valid run(s)." in (
-        page.by_id("plan").words()
-    )
+    assert (
+        "Predicted step time: absolute error 10.0 % in the median, 10.0 % at most; signed error -10.0 % in the median;"
+        " over 5 valid run(s)."
+    ) in page.by_id("plan").words()
 
 
 def test_a_run_of_a_published_size_stands_beside_it(tmp_path: Path) -> None:

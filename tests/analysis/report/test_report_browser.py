@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
 from playwright.sync_api import Browser, Locator, Page
 
 from hpctrain.analysis.frames import load_frames
@@ -148,6 +151,28 @@ def test_the_page_is_never_wider_than_the_screen(page: Page, width: int) -> None
     assert overflow_px(page) == 0
     scroll = page.locator("#runs-table .scroll")
     assert scroll.evaluate("box => box.scrollWidth > box.clientWidth"), "the table scrolls in its own box"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "selector"), [(375, ".scroll"), (375, ".figure"), (375, "nav ul"), (1280, "#runs-table .scroll")],
+    ids=["table-375", "figure-375", "nav-375", "table-1280"],
+)  # fmt: skip
+def test_what_scrolls_sideways_shows_it(page: Page, width: int, selector: str, scheme: str) -> None:
+    """A shadow at the right edge, which ends where the content does."""
+    page.set_viewport_size({"width": width, "height": 800})
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    box = page.locator(selector).first
+    assert box.evaluate("box => box.scrollWidth > box.clientWidth")
+    shaded = shade_at_the_right_edge(box)
+    box.evaluate("box => { box.scrollLeft = box.scrollWidth; }")
+    assert shaded > 0.1 > shade_at_the_right_edge(box)
+
+
+def shade_at_the_right_edge(box: Locator) -> float:
+    """Median over the rows of pixels: how far the brightness 2 px from the edge is from that 40 px from it, 0 to 1."""
+    pixels = np.asarray(imread(io.BytesIO(box.screenshot())), dtype=float)[..., :3].mean(axis=2)
+    return float(np.median(np.abs(pixels[:, -3] - pixels[:, -40])))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
