@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -73,6 +75,10 @@ ATTEMPT_DTYPES: dict[str, str] = {
 }
 
 
+MIN_RUNS_FOR_PROCESSES = 200
+"""Reading so many runs of 10,000 steps takes some seconds, the start of a process below one."""
+
+
 @dataclass(frozen=True)
 class Frames:
     """Any number of runs; ``folder`` joins the four frames."""
@@ -110,9 +116,7 @@ def load_frames(roots: Iterable[Path], *, steps: bool = True, samples: bool = Tr
         samples: False: telemetry is not read.
     """
     places = find_sources(roots)
-    # Reading files and most of the work on columns run outside Python's lock.
-    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-        loaded = list(pool.map(lambda run: _load_run(run, steps, samples), places.runs))
+    loaded = _load_runs(places.runs, steps, samples)
     logs = load_logs(places.logs)
     loaded += [RunFrames(run.summary, run.steps if steps and len(run.steps) else None) for run in logs.runs]
     return join_frames(loaded, [*places.problems, *logs.problems])
@@ -156,6 +160,17 @@ def find_sources(roots: Iterable[Path]) -> Sources:
 def _real(path: Path) -> Path:
     """Links followed; unlike ``Path.resolve`` no error where they lead in a circle, so that reading tells it."""
     return Path(os.path.realpath(path))
+
+
+def _load_runs(runs: Sequence[RunPaths], with_steps: bool, with_samples: bool) -> list[RunFrames]:
+    """All runs in their order: many in processes, unless their steps would have to travel; threads wait for Python's lock."""
+    load = partial(_load_run, with_steps=with_steps, with_samples=with_samples)
+    workers = len(os.sched_getaffinity(0))
+    if with_steps or workers == 1 or len(runs) < MIN_RUNS_FOR_PROCESSES:
+        return [load(run) for run in runs]
+    # Spawned, not forked: pyarrow and BLAS may hold threads here.
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(load, runs, chunksize=8))
 
 
 def _load_run(run: RunPaths, with_steps: bool, with_samples: bool) -> RunFrames:

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from hpctrain.analysis.frames import (
@@ -116,6 +117,18 @@ def test_the_scaling_table_needs_no_steps_in_memory(tmp_path: Path) -> None:
     assert run_summaries(bare.runs) == run_summaries(everything.runs)
     assert (len(everything.steps), len(everything.samples)) == (10, 1)
     assert (len(bare.steps), len(bare.samples)) == (0, 0)
+
+
+def test_many_runs_are_read_in_processes_and_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        make_run(tmp_path / f"run {number}", attempts=[Attempt([0.5 + number] * 10)])
+    (tmp_path / "run 3" / "attempts" / "1.json").write_text("{")
+    alone = load_frames([tmp_path], steps=False)
+    monkeypatch.setattr("hpctrain.analysis.frames.MIN_RUNS_FOR_PROCESSES", 2)
+    together = load_frames([tmp_path], steps=False)
+    pd.testing.assert_frame_equal(together.runs, alone.runs)
+    pd.testing.assert_frame_equal(together.attempts, alone.attempts)
+    assert together.problems == alone.problems
 
 
 def test_rows_of_the_frame_are_the_summaries(tmp_path: Path) -> None:

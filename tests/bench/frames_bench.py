@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import random
 import resource
 import shutil
@@ -86,11 +87,13 @@ def read_runs(way: str, num_runs: int, root: Path) -> None:
     imported = time.perf_counter()
     runs = load_frames([root], steps=False, samples=False).runs if way == "hpctrain" else plain_frame(root, num_runs)
     points = scaling_efficiency(runs, "weak").points
+    uses = own, children = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     answer = {
         "seconds": time.perf_counter() - started,
         "reading_s": time.perf_counter() - imported,
-        "cpu_s": time.process_time(),
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "cpu_s": sum(use.ru_utime + use.ru_stime for use in uses),
+        # Of this process, and as much for each process that it may have started.
+        "peak_bytes": (own.ru_maxrss + len(os.sched_getaffinity(0)) * children.ru_maxrss) * 1024,
         "table": points["efficiency"].tolist(),
     }
     print(json.dumps(answer))
