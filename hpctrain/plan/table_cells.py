@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from hpctrain.errors import ConfigError, Problem, known_names_hint
 
-TEXT_COLUMNS = ("source", "ref", "model", "gpu", "precision", "tflops_convention", "notes")
 CHOICES = {
     "offload_optimizer": ("none", "cpu", "nvme"),
     "offload_param": ("none", "cpu", "nvme"),

@@ -195,17 +195,10 @@ def read_node_samples(path: Path) -> tuple[list[NodeSample], int]:
     return samples, damaged_lines
 
 
-def find_runs(root: Path) -> list[RunPaths]:
-    """All run folders at ``root`` or below it, oldest first by the time in their names; a run holds ``plan.json``.
-
-    Raises:
-        RecordError: there is no such folder.
-    """
-    return search_runs(root)[0]
-
-
 def search_runs(root: Path) -> tuple[list[RunPaths], list[str]]:
-    """As ``find_runs``, and a text for each folder that could not be opened. A run folder is not searched for others.
+    """All run folders at ``root`` or below it, oldest first by the time in their names, and a text for each folder not opened.
+
+    A run holds ``plan.json``; its folder is not searched for others.
 
     Raises:
         RecordError: there is no such folder, or it may not be looked at.

@@ -107,10 +107,10 @@ def plain_frame(root: Path, num_runs: int) -> pd.DataFrame:
     from hpctrain.analysis.run_row import RunData
     from hpctrain.analysis.steady import mark_steps
     from hpctrain.analysis.summary import summarise
-    from hpctrain.record.reader import find_runs, read_attempts, read_plan
+    from hpctrain.record.reader import read_attempts, read_plan, search_runs
 
     rows = []
-    for run in find_runs(root)[:num_runs]:
+    for run in search_runs(root)[0][:num_runs]:
         steps = mark_steps(pd.read_json(run.steps, lines=True))
         columns = {str(name): steps[name].to_numpy() for name in steps}
         data = RunData(str(run.root), read_plan(run), tuple(read_attempts(run)), columns, 0, "", len(steps))

@@ -15,7 +15,7 @@ import pytest
 from hpctrain.errors import RecordError
 from hpctrain.record.files import create_record, open_regular, read_record, replace_file, write_record, write_text
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.reader import StepsFile, find_runs, read_attempts, read_config
+from hpctrain.record.reader import StepsFile, read_attempts, read_config, search_runs
 from hpctrain.record.schema import AttemptRecord, StepRecord
 from hpctrain.record.writer import StepWriter
 
@@ -65,7 +65,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="run folder of hpctrain"):
         read_config(RunPaths(tmp_path))
     with pytest.raises(RecordError, match="no such folder"):
-        find_runs(tmp_path / "none")
+        search_runs(tmp_path / "none")
 
 
 def make_socket(path: Path) -> None:

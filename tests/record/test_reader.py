@@ -11,7 +11,7 @@ import pytest
 from hpctrain.errors import RecordError
 from hpctrain.record.files import write_record
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.reader import find_runs, read_attempts, read_each_attempt, search_runs
+from hpctrain.record.reader import read_attempts, read_each_attempt, search_runs
 from hpctrain.record.schema import AttemptRecord
 
 
@@ -80,7 +80,7 @@ def test_runs_by_the_time_in_their_names_then_by_name(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "plan.json").touch()
-    found = [str(run.root.relative_to(tmp_path)) for run in find_runs(tmp_path)]
+    found = [str(run.root.relative_to(tmp_path)) for run in search_runs(tmp_path)[0]]
     assert found == ["sub/y", "z", "b-20240102-000000-0000", "c-20240102-000000-ffff", "a-20240103-000000-0000"]
 
 
@@ -95,4 +95,4 @@ def test_a_run_folder_is_not_searched_for_others(tmp_path: Path) -> None:
 def test_a_file_in_the_place_of_the_root(tmp_path: Path) -> None:
     (tmp_path / "x").touch()
     with pytest.raises(RecordError, match=r"x: no such folder; runs are kept in run\.root"):
-        find_runs(tmp_path / "x")
+        search_runs(tmp_path / "x")

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.reader import find_runs, read_attempts, read_config, read_plan, read_submission
+from hpctrain.record.reader import read_attempts, read_config, read_plan, read_submission, search_runs
 from hpctrain.record.schema import AttemptRecord
 from tests.worker.run_folder import read_samples, read_steps
 
 ROOT = Path(__file__).parents[1] / "data" / "runs"
-RUNS = find_runs(ROOT)
+RUNS = search_runs(ROOT)[0]
 LARGEST_BYTES = 60_000
 NEUTRAL_HOME = "/home/user/"
 

@@ -48,6 +48,7 @@ TRAITS = (
     "damaged_lines",  # NUL bytes, or a line too long to keep
     "duplicate_ranks",  # several processes print the same step
     "glued_lines",  # two messages in one line
+    "interleaved_noise",  # most lines between the records are of something else
     "multi_line_record",
     "multiple_formats_same_step",
     "non_utf8",
@@ -65,7 +66,7 @@ TRAITS = (
     "truncated_last_record",
     "wrapped_lines",
 )
-"""How a file is written; names are those of the samples' flags."""
+"""How a file is written; names are those of conditions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +201,24 @@ FIELDS: dict[str, str] = {
     "load_balancing_loss": "",
     "mtp_1_loss": "",
     "loss_scale": "",
+    "loss_nats_per_token": "nats per token, where ``loss`` is printed in bits",
+    "perplexity_is_nan": "NaN stood in the log",
+    "loss_tokens": "tokens that the loss was taken over",
     "grad_norm": "",
     "grad_norm_is_nan": "NaN stood in the log",
     "num_zeros": "gradient elements that are zero",
     "skipped_iterations": "since the last record",
     "nan_iterations": "since the last record",
     "overflow_line_before": "an overflow line belongs to this record",
+    "global_step": "optimizer step over all epochs",
+    "global_step_rounded": "as a progress bar shows it, digits lost",
+    "consumed_samples_rounded": "as a progress bar shows it, digits lost",
+    "global_batch_tokens": "tokens a step",
+    "total_tokens": "planned",
+    "time_per_iteration_running_avg_s": "seconds, average since the start",
     "mem_gib": "GiB",
+    "mem_reserved_gb": "as printed",
+    "max_mem_reserved_gb": "as printed",
     "mem_percent": "of the device",
     "mem_allocated_gb": "as printed",
     "max_mem_allocated_gb": "as printed",
@@ -219,5 +231,4 @@ FIELDS: dict[str, str] = {
     "pipe_rank": "",
     "tensor_rank": "",
 }
-"""Fields of a record and their units, those of ``../shared/logs/README.md``. A format may add fields of its own that carry a
-unit suffix and are used by nothing but its own test and people."""
+"""Fields of a record and their units; what a unit suffix says is not repeated. Tests hold that no sample gives others."""

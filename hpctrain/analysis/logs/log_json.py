@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator
-from io import StringIO
 from pathlib import Path
 from typing import TextIO
 
@@ -40,13 +39,6 @@ def write_log_json(reading: LogReading, file: TextIO) -> None:
         for piece in _pieces(value):
             file.write(piece)
     file.write("\n}\n")
-
-
-def log_json(reading: LogReading) -> str:
-    """What ``write_log_json`` writes."""
-    file = StringIO()
-    write_log_json(reading, file)
-    return file.getvalue()
 
 
 class _Pairs:

@@ -44,6 +44,8 @@ _BENEATH: Mapping[type[LogFormat], int] = {
     DeepspeedEngineFormat: 2,
 }
 """Formats that name the system only where no trainer does; the lower, the later."""
+_NOISE_RATIO = 2
+"""Lines in all over lines that a format looked at: from here on most of them are noise."""
 _NUM_LOOKED_AT = 200
 """Lines of each format whose spelling of numbers is looked at."""
 _SPELLINGS = {
@@ -279,7 +281,7 @@ class _Reader:
         if len(self.steps.records) < 2:
             return False
         lines = self.steps.records.line_numbers
-        return lines[-1] - lines[0] > 2 * self._num_shown_at_last_record
+        return lines[-1] - lines[0] > _NOISE_RATIO * self._num_shown_at_last_record
 
     def _description(self, main: LogFormat, records: RecordTable) -> str:
         names = [name for name in records.names if name not in ("segment", "attempt", "rank_label")]

@@ -384,11 +384,3 @@ class RecordTable(Sequence[dict[str, object]]):
             for values in zip(*columns, strict=True):
                 yield {name: value for name, value in zip(names, values, strict=True) if value is not _MISSING}
         yield from map(dict, self._rows())
-
-
-def table_of(rows: Sequence[Mapping[str, object]]) -> RecordTable:
-    """A table of rows that are no lines of a file; their line number is 0."""
-    table = RecordTable()
-    for row in rows:
-        table.append(0, dict(row))
-    return table

@@ -28,6 +28,8 @@ SAME_MOMENT_S = 120.0
 ANOTHER_RUN_S = 24 * 3600.0
 """A time stamp so far before the last one is another run's: more than time zones and clocks that are set."""
 
+_ROUNDED_S = 0.0051
+"""Bridge prints seconds with two decimals, the step's line milliseconds with one."""
 _STATE_FIELDS = ("loss", "consumed_samples", "consumed_tokens", "learning_rate", "global_batch_size")
 _SPEED_FIELDS = ("time_per_iteration_s", "samples_per_s", "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu")
 _RATE_FIELDS = ("global_batch_size", "time_per_iteration_s", "samples_per_s")
@@ -283,7 +285,7 @@ class StepJoiner:
         return (
             isinstance(told, int | float)
             and isinstance(printed, int | float)
-            and abs(told - printed) <= 0.0051
+            and abs(told - printed) <= _ROUNDED_S
             and "tflops_per_gpu" not in fields
         )
 

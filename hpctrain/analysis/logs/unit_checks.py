@@ -8,7 +8,6 @@ model-parallel factor).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,18 +88,6 @@ def samples_per_s_agree(global_batch_size: Column, time_s: Column, printed: Colu
         return True
     batch = np.asarray(global_batch_size)
     return bool((np.abs(np.asarray(printed) * np.asarray(time_s) - batch) <= SAMPLES_TOLERANCE * batch).all())
-
-
-def with_checked_rate(fields: Mapping[str, Value]) -> dict[str, Value]:
-    """The record, with a contradicted samples/s moved to ``samples_per_s_printed`` and the one that follows in its place."""
-    checked = dict(fields)
-    check = check_samples_per_s(
-        fields.get("global_batch_size"), fields.get("time_per_iteration_s"), fields.get("samples_per_s")
-    )
-    if not check.consistent:
-        checked["samples_per_s"] = check.samples_per_s
-        checked["samples_per_s_printed"] = check.samples_per_s_printed
-    return checked
 
 
 def whole_quotient(numerator: Value, denominator: Value) -> int | None:

@@ -8,10 +8,18 @@ from typing import Any
 from hpctrain.analysis.logs.conditions import find_conditions
 from hpctrain.analysis.logs.events import FactKind
 from hpctrain.analysis.logs.log_reading import LogReading
-from hpctrain.analysis.logs.record_table import RecordTable, table_of
+from hpctrain.analysis.logs.record_table import RecordTable
 
 FIRST_LINE = 10
 """Of the first record; one more for each that follows."""
+
+
+def table_of(rows: Iterable[Mapping[str, object]]) -> RecordTable:
+    """A table of rows that are no lines of a file; their line number is 0."""
+    table = RecordTable()
+    for row in rows:
+        table.append(0, dict(row))
+    return table
 
 
 def make_reading(

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
+
+from hpctrain.analysis.logs.log_json import write_log_json
+from hpctrain.analysis.logs.log_reading import LogReading
 
 REPOSITORY = Path(__file__).parents[3]
 SHARED = REPOSITORY.parent / "shared" / "logs"
@@ -18,6 +22,13 @@ SUMMARY_TOLERANCE = 1e-3
 """Relative; derived values of the collection are rounded to three or four digits."""
 NO_VALUES = ("rule", "tolerance", "notes", "flags", "split_records")
 """Of ``expected``: words, or checked by themselves."""
+
+
+def log_json(reading: LogReading) -> str:
+    """What ``read-log --json`` prints."""
+    file = StringIO()
+    write_log_json(reading, file)
+    return file.getvalue()
 
 
 def name_of(path: Path) -> str:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from hpctrain.analysis.logs.lightning import LightningFormat
-from hpctrain.analysis.logs.log_json import log_json
 from hpctrain.analysis.logs.reading import read_log
 from tests.analysis.logs.format_driver import assert_sample, events_of_text, facts, incomplete, samples, steps
+from tests.analysis.logs.sample_files import log_json
 
 
 @pytest.mark.parametrize("json_path", samples("nemo_*"))

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from hpctrain.analysis.logs.log_json import log_json, write_log_json
+from hpctrain.analysis.logs.log_json import write_log_json
 from tests.analysis.logs.make_readings import make_reading, series
+from tests.analysis.logs.sample_files import log_json
 
 
 class Pieces(StringIO):

@@ -11,11 +11,11 @@ import pytest
 
 from hpctrain.analysis.logs import record_table
 from hpctrain.analysis.logs.events import Event, Line, StepEvent
-from hpctrain.analysis.logs.log_json import log_json
 from hpctrain.analysis.logs.reading import LogReading, read_log
 from hpctrain.analysis.logs.record_table import RecordTable
 from hpctrain.analysis.logs.step_joiner import NUM_RECENT_STEPS
 from hpctrain.errors import RecordError
+from tests.analysis.logs.sample_files import log_json
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpctrain.analysis.logs.record_table import NUM_NEW_ROWS, RecordTable, table_of
+from hpctrain.analysis.logs.record_table import NUM_NEW_ROWS, RecordTable
+from tests.analysis.logs.make_readings import table_of
 
 VALUES: tuple[Any, ...] = (1, 2.5, True, False, None, "text", 2**60, 10**400, -0.5, [1, 2])
 NUM_ROWS = 3 * NUM_NEW_ROWS + 5

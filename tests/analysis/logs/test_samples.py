@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.analysis.logs.events import FactKind
-from hpctrain.analysis.logs.log_json import log_json
+from hpctrain.analysis.logs.events import END_REASONS, FIELDS, TRAITS, FactKind
 from hpctrain.analysis.logs.reading import read_log
 from hpctrain.errors import RecordError
-from tests.analysis.logs.sample_files import NO_VALUES, REPOSITORY, SAMPLES, differences, log_of, name_of
+from tests.analysis.logs.sample_files import NO_VALUES, REPOSITORY, SAMPLES, differences, log_json, log_of, name_of
 
 all_samples = pytest.mark.parametrize("sample", SAMPLES, ids=name_of)
 
@@ -32,6 +31,17 @@ def test_a_sample_gives_its_values(sample: Path) -> None:
     # «composed» says who wrote that sample, not which system did.
     assert document["system"] == told["system"] or told["system"] == "composed"
     assert document["encoding"] == told["encoding"]
+
+
+@all_samples
+def test_a_sample_has_no_words_of_its_own_and_no_damage_but_what_it_tells(sample: Path) -> None:
+    """A defect of a format would show as a damaged line."""
+    reading = read_log(log_of(sample))
+    expected = json.loads(sample.read_text(encoding="utf-8"))["expected"]
+    assert reading.damaged_lines == expected.get("damaged_lines", 0)
+    assert set(reading.records.names) <= set(FIELDS)
+    assert reading.traits <= set(TRAITS)
+    assert {row["reason"] for row in reading.fact_rows("end")} <= set(END_REASONS)
 
 
 def by_line(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
