@@ -111,11 +111,27 @@ class HardwareConfig:
 
 
 @dataclass(frozen=True)
+class ContainerConfig:
+    """In what the ranks run; the image must hold an environment with torch, deepspeed and this package's dependencies."""
+
+    runtime: Literal["none", "pyxis", "apptainer"] = "none"
+    """pyxis: srun's --container-image (NVIDIA's plug-in over enroot); apptainer: ``apptainer exec`` around each rank."""
+    image: Text | None = None
+    """A file (made absolute when submitted) or, for a registry, its URI such as docker://..."""
+    mounts: tuple[Text, ...] = ()
+    """SOURCE:TARGET[:ro] each; the run folder and the code snapshot are mounted in any case."""
+    python: Text | None = None
+    """Absolute path of the interpreter inside the image; None: the submitting one, which must be mounted."""
+    args: tuple[Text, ...] = ()
+    """Further words for the runtime."""
+
+
+@dataclass(frozen=True)
 class ClusterConfig:
     """Where the job runs and how it is asked for. ``None`` leaves an sbatch option out."""
 
     name: Text
-    kind: Literal["slurm", "local"]
+    kind: Literal["slurm", "local", "azureml"]
     wait: bool = False
     """Follow the run with a progress bar and end with its result."""
     time: Text | None = None
@@ -138,8 +154,8 @@ class ClusterConfig:
     """The site's name of the GPU in gres.conf, where it wants one."""
     signal_lead_s: Annotated[int, Gt(0), Le(65535)] = 120
     """Seconds between the warning signal and the time limit."""
-    requeue: bool = True
-    """May Slurm start the job again after preemption or a node failure; there are no checkpoints yet, so at step 1."""
+    requeue: bool | None = True
+    """May Slurm start the job again after preemption or a node failure; None leaves it to the site."""
     setup: tuple[str, ...] = ()
     """Shell lines before srun: modules, exports."""
     srun_args: tuple[str, ...] = ()
@@ -147,6 +163,33 @@ class ClusterConfig:
     """Further sbatch options, ``licenses: matlab`` gives ``--licenses=matlab``."""
     inherit_env: bool = False
     """Hand the submitting shell's environment to the job (sbatch --export=ALL)."""
+    container: ContainerConfig = field(default_factory=ContainerConfig)
+    azureml: dict[str, str | int | bool] = field(default_factory=dict)
+    """kind=azureml: compute, environment, experiment_name, workspace_name, resource_group, subscription_id, ..."""
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """How runs are handed over, and what happens when one ends early."""
+
+    mode: Literal["batch", "here"] = "batch"
+    """here: inside an allocation (salloc), on its nodes, in the foreground."""
+    sweep: Literal["array", "one_allocation"] = "array"
+    """array: points of equal shape share a job array; one_allocation: one job, all points inside it one after another."""
+    sweep_name: Text | None = None
+    """Given again, the sweep of that name is continued: only what is missing is submitted. None: a new name."""
+    max_running: Count | None = None
+    """Tasks of an array that may run at once (Slurm's %N)."""
+    submit_wait_min: NonNegative = 0.0
+    """Minutes to wait for room where Slurm says that a submit limit is reached; 0: stop, and continue later."""
+    chain: Literal["none", "requeue", "dependency"] = "none"
+    """What follows when the time limit ends the run: nothing, the same job again, or dependent jobs."""
+    max_attempts: Count = 10
+    """Starts of one run, by Slurm and by the chain together; then it is FAILED."""
+    exclude_failed_nodes: bool = False
+    """Leave nodes that failed in an earlier attempt out of the next submission."""
+    watchdog_min: Positive | None = None
+    """Minutes without a step after which the stacks of all ranks are printed and the run ends; None: no watchdog."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +198,8 @@ class TrainingConfig:
 
     name: Text
     num_steps: Count
+    payload: Literal["train", "launch_check"] = "train"
+    """launch_check: ranks meet, count themselves and leave; no torch, no GPU work."""
     seq_len: Count | None = None
     """Tokens of one sequence; None: the model's ``max_seq_len``."""
     micro_batch_size: Count | None = None
@@ -181,6 +226,12 @@ class TrainingConfig:
     """Minutes that ranks wait for each other at the start."""
     collective_timeout_min: Count = 30
     """Minutes after which a collective that some rank does not join ends the run."""
+    checkpoint_interval: Count | None = None
+    """Steps between two checkpoints; None: only where a signal asks for the end, and after the last step if asked."""
+    checkpoint_at_end: bool = False
+    """One more after the last step."""
+    keep_checkpoints: Count = 2
+    """Complete checkpoints that stay; older ones are removed after a newer one is complete."""
     telemetry_interval_s: Annotated[float, Ge(0.1), Le(86400)] | None = 5.0
     """Seconds between two samples of each node's memory and GPUs in ``nodes/<name>.jsonl``; None: no telemetry."""
 
@@ -219,5 +270,6 @@ class Config:
     training: TrainingConfig
     data: DataConfig
     run: RunConfig
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
     env: dict[str, str | int | float | bool] = field(default_factory=dict)
     """Environment variables of every rank; they win over what hpctrain would set."""

@@ -42,6 +42,15 @@ class RunPaths:
         return self.root / "submission.json"
 
     @property
+    def earlier_submissions(self) -> Path:
+        """``submission.json`` of each earlier submission as ``<first attempt>.json``: the run was resumed."""
+        return self.root / "submissions"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
     def steps(self) -> Path:
         return self.root / "steps.jsonl"
 

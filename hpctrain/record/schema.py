@@ -17,6 +17,12 @@ EndReason = Literal[
     "bad_environment",
     "bad_data",
     "signal",
+    "time_limit",
+    "cancelled",
+    "preempted",
+    "node_failure",
+    "hang",
+    "no_progress",
     "killed",
     "launch_failed",
     "no_end_marker",
@@ -123,9 +129,9 @@ class SubmissionRecord:
     """How the run was handed over: ``submission.json``."""
 
     schema_version: int
-    cluster_kind: Literal["slurm", "local"]
+    cluster_kind: Literal["slurm", "local", "azureml"]
     job_id: str
-    """Slurm's job id (``123`` or ``123_4``), or the process id of the local controller."""
+    """Slurm's job id (``123`` or ``123_4``), the process id of the local controller, or AzureML's job name."""
     submitted_at_s: float
     host: str
     slurm_cluster: str = ""
@@ -133,3 +139,9 @@ class SubmissionRecord:
     command: tuple[str, ...] = ()
     process_started_at_s: float | None = None
     """Local: start time of the controller process, since process ids come back."""
+    first_attempt: int = 1
+    """Number of the first start that this submission makes; above 1 for a resumed run."""
+    key: str = ""
+    """Unique text given to Slurm as the job's comment where the user set none, to find a job whose answer was lost."""
+    chain: tuple[str, ...] = ()
+    """Job ids of the dependent jobs that follow, in order."""

@@ -35,7 +35,7 @@ MISTAKES = [
     pytest.param(["model=tiny", "data.path=/d/a=b"], ["data.path", "'data.path=\"/d/a=b\"'"], id="equals-sign"),
     pytest.param(["model=tiny", "run.name=a(b"], ["run.name", "'run.name=\"a(b\"'"], id="open-bracket"),
     pytest.param(["model=tiny", "nodes"], ["nodes", "key=value"], id="no-value"),
-    pytest.param(["model=tiny", "cluster.kind=ssh"], ["cluster.kind=ssh", "'slurm' or 'local'"], id="literal"),
+    pytest.param(["model=tiny", "cluster.kind=ssh"], ["cluster.kind=ssh", "'slurm', 'local' or 'azureml'"], id="literal"),
     pytest.param(["model=tiny", "cluster.exclusive=maybe"], ["cluster.exclusive='maybe'", "true or false"], id="bool"),
     pytest.param(["model=tiny", "training.beta1=1.5"], ["training.beta1=1.5", "less than 1"], id="fraction"),
     pytest.param(["model=tiny", "run.name=''"], ["run.name=''", "must not be empty"], id="empty-text"),
