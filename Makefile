@@ -27,9 +27,11 @@ check: $(VENV)/.dev-ready ## style, types and the fast tests
 bench: $(VENV)/.dev-ready ## the speed claims, side by side (minutes)
 	$(BIN)/python tests/bench/cli_bench.py
 	$(BIN)/python tests/bench/loop_bench.py
+	$(BIN)/python tests/bench/launch_bench.py
 	$(BIN)/python tests/bench/frames_bench.py
 	$(BIN)/python tests/bench/log_bench.py
 	$(BIN)/python tests/bench/plan_validation.py
+	$(BIN)/python tests/bench/status_bench.py
 
 format: $(VENV)/.dev-ready
 	$(BIN)/ruff check --fix .

@@ -6,35 +6,40 @@ import argparse
 import dataclasses
 import errno
 import gc
+import importlib
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hpctrain
-from hpctrain import cli_records
 from hpctrain.errors import (
-    EXIT_LAUNCH,
     EXIT_OK,
     ConfigError,
     HpctrainError,
     LaunchError,
+    PreparedRunError,
     UnclearSubmissionError,
     known_names_hint,
 )
+from hpctrain.launch.termination import Terminated, terminable
+from hpctrain.secret_text import redact_text, secrets_in
 from hpctrain.text_table import printable
 
 if TYPE_CHECKING:
     from hpctrain.config.compose import Point
     from hpctrain.plan.run_plan import RunPlan
+    from hpctrain.plan.site_limits import Site
     from hpctrain.record.paths import RunPaths
 
 _HYDRA_FLAGS = ("--hydra-help", "--info", "-i", "--shell-completion", "-sc")
 _HYDRA_VERBS = ("submit", "plan")
 _VERB = re.compile(r"[A-Za-z_][\w-]*")
 _EXIT_FAILED = 1
+_NO_SLURM = ("cluster=local", "cluster=azureml")
+"""Nothing is asked where no answer matters; a site's own files of these kinds cost a question."""
 
 
 def main() -> None:
@@ -47,10 +52,11 @@ def main() -> None:
         code = run([os.fsencode(word).decode("utf-8", "surrogateescape") for word in sys.argv[1:]])
         sys.stdout.flush()
     except HpctrainError as error:
-        print(printable(f"hpctrain: {error}"), file=sys.stderr)
+        text = redact_text(str(error), secrets_in(sys.argv[1:]))
+        print(printable(f"hpctrain: {text}"), file=sys.stderr)
         code = error.exit_code
-    except KeyboardInterrupt:
-        code = 130
+    except KeyboardInterrupt as interrupt:
+        code = 143 if isinstance(interrupt, Terminated) else 130
     except BrokenPipeError:
         # `plan | head`: the reader has what it wanted; without this Python complains once more at its end.
         _silence_stdout()
@@ -68,15 +74,30 @@ def _silence_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _verb_of(module: str, name: str) -> Callable[..., int]:
+    """A verb of another module, which is imported when the verb is called."""
+
+    def call(*arguments: Any) -> int:
+        code: int = getattr(importlib.import_module(f"hpctrain.{module}"), name)(*arguments)
+        return code
+
+    return call
+
+
 def run(words: Sequence[str]) -> int:
     """Runs one command line and returns its exit code."""
     verbs: dict[str, Callable[[Sequence[str]], int]] = {
         "submit": _submit,
         "plan": _plan,
-        "status": cli_records.status,
-        "cancel": cli_records.cancel,
-        "report": cli_records.report,
-        "read-log": cli_records.read_log,
+        "status": _verb_of("cli_runs", "status"),
+        "logs": _verb_of("cli_runs", "logs"),
+        "cancel": _verb_of("cli_runs", "cancel"),
+        "diff": _verb_of("cli_runs", "diff"),
+        "resume": lambda words: _verb_of("cli_life", "resume")(words, _held_point, _wait),
+        "rerun": lambda words: _verb_of("cli_life", "rerun")(words, _held_point, _submit_one),
+        "report": _verb_of("cli_records", "report"),
+        "read-log": _verb_of("cli_records", "read_log"),
+        "doctor": _doctor,
     }
     if words and words[0] in verbs:
         return verbs[words[0]](words[1:])
@@ -97,6 +118,8 @@ class _ComposeWords:
     config_dirs: tuple[Path, ...]
     as_json: bool
     force: bool
+    site: bool
+    """plan: ask Slurm what the site says; submit always does."""
     shown_config: str
     """``job``: print the configuration and do nothing; empty: do what the verb does."""
 
@@ -107,6 +130,7 @@ def _parse_compose_words(words: Sequence[str]) -> _ComposeWords:
     parser.add_argument("--config-dir", "-cd", action="append", default=[])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--force", action="store_true")
+    parser.add_argument("--site", action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job"], default="")
     parser.add_argument("--resolve", action="store_true")  # ours is always resolved
     try:
@@ -122,18 +146,32 @@ def _parse_compose_words(words: Sequence[str]) -> _ComposeWords:
     for folder in dirs:
         if not folder.is_dir():
             raise ConfigError(f"--config-dir {folder}: no such folder")
-    return _ComposeWords(tuple(overrides), known.multirun, dirs, known.json, known.force, known.cfg)
+    return _ComposeWords(tuple(overrides), known.multirun, dirs, known.json, known.force, known.site, known.cfg)
 
 
-def _planned(words: _ComposeWords) -> list[tuple[Point, RunPlan]]:
+def _planned(words: _ComposeWords, asks_site: bool) -> tuple[list[tuple[Point, RunPlan]], Site | None]:
+    """The plan of each point, held against the site if it is asked, and the site."""
     # Importing and composing makes many objects and hardly any garbage; collecting would cost a sixth of the start.
     gc.disable()
     try:
+        question = None
+        if asks_site and not any(word in _NO_SLURM for word in words.overrides):
+            # First of all: what follows takes about as long as the answers.
+            from hpctrain.launch.site import start_asking
+
+            question = start_asking()
         from hpctrain.config.compose import compose_points
+        from hpctrain.launch.submitting_shell import as_submitted_here
         from hpctrain.plan.run_plan import build_run_plan
 
-        points = compose_points(words.overrides, words.multirun, words.config_dirs)
-        return [(point, build_run_plan(point.config, point.assumptions)) for point in points]
+        composed = compose_points(words.overrides, words.multirun, words.config_dirs)
+        points = [as_submitted_here(point, os.environ) for point in composed]
+        planned = [(point, build_run_plan(point.config, point.assumptions)) for point in points]
+        if question is None:
+            return planned, None
+        from hpctrain.launch.site_step import planned_on_site
+
+        return planned_on_site(planned, question)
     finally:
         gc.enable()
 
@@ -152,13 +190,25 @@ def _plan(words: Sequence[str]) -> int:
     parsed = _parse_compose_words(rest)
     if parsed.shown_config:
         return _print_config(parsed)
-    planned = _planned(parsed)
+    planned, site = _planned(parsed, asks_site=parsed.site)
+    if parsed.site and site is None:
+        print("note: --site asks Slurm, and this plan makes no job of it", file=sys.stderr)
     if parsed.as_json:
         print(plan_json(planned, options, parsed.multirun, parsed.force), end="")
     else:
-        print(plan_text(planned, options, parsed.multirun, parsed.force, interpreter()), end="")
+        print(plan_text(planned, options, parsed.multirun, parsed.force, interpreter(), site), end="")
+        if site is not None:
+            from hpctrain.launch.render_site import render_site
+
+            print(f"\n{render_site(site)}", end="")
     problems = [problem for _, plan in planned for problem in plan.problems]
     return ConfigError(problems).exit_code if problems else EXIT_OK
+
+
+def _doctor(words: Sequence[str]) -> int:
+    from hpctrain.cli_doctor import doctor
+
+    return doctor(words)
 
 
 def _print_config(parsed: _ComposeWords) -> int:
@@ -177,39 +227,71 @@ def _submit(words: Sequence[str]) -> int:
     parsed = _parse_compose_words(words)
     if parsed.shown_config:
         return _print_config(parsed)
-    planned = _planned(parsed)
-    root = _checked_root(planned, parsed.force)
+    planned, site = _planned(parsed, asks_site=True)
+    root = _checked_root(planned, parsed.multirun, parsed.force)
+    for problem in dict.fromkeys(problem for _, plan in planned for problem in plan.problems):
+        print(printable(f"warning: --force: {problem}"), file=sys.stderr)
     from hpctrain.launch.interpreter import interpreter
 
     if parsed.multirun:
-        return _submit_sweep(planned, root, interpreter())
+        return _submit_sweep(planned, site, root, parsed)
     return _submit_one(*planned[0], root, interpreter())
 
 
-def _checked_root(planned: list[tuple[Point, RunPlan]], force: bool) -> Path:
+def _checked_root(planned: list[tuple[Point, RunPlan]], multirun: bool, force: bool) -> Path:
     """The folder of the runs, after everything that can be refused has been asked."""
+    from hpctrain.launch.container_check import check_container
+    from hpctrain.launch.environment import secret_values
+    from hpctrain.launch.interpreter import interpreter
     from hpctrain.launch.preflight import (
+        check_checkpoint_room,
         check_data,
         check_packages,
         check_run_root,
+        check_setup,
         check_slurm_is_here,
         check_this_machine,
     )
-    from hpctrain.launch.sweep import check_sweep
 
     first_point, first_plan = planned[0]
-    if len(planned) > 1:
+    if multirun:
+        from hpctrain.launch.sweep import check_sweep
+
         check_sweep(planned, force)
     elif problems := first_plan.blocking_problems(force):
         raise ConfigError(problems)
-    for point, _ in planned:
-        check_data(point.config.data)
+    # Points of a sweep share most of what is looked at: each thing once.
+    for data in dict.fromkeys(point.config.data for point, plan in planned if plan.payload == "train"):
+        check_data(data)
+    for setup in dict.fromkeys(point.config.cluster.setup for point, plan in planned if plan.cluster_kind == "slurm"):
+        check_setup(setup)
+    for point, plan in planned:
+        secret_values(point.config, os.environ)
+        if plan.cluster_kind == "slurm":
+            check_container(point.config, interpreter())
     if first_plan.cluster_kind == "slurm":
         check_slurm_is_here()
-    else:
+    elif first_plan.cluster_kind == "local":
         check_this_machine(first_plan, force)
     check_packages(first_plan)
-    return check_run_root(first_point.config.run.root)
+    root = check_run_root(first_point.config.run.root)
+    for point, plan in planned:
+        check_checkpoint_room(plan, point.config.training, root)
+    return root
+
+
+def _held_point(point: Point, force: bool) -> tuple[Point, RunPlan]:
+    """The plan of a configuration that is there already, after everything that can be refused has been asked."""
+    from hpctrain.plan.run_plan import build_run_plan
+
+    planned = [(point, build_run_plan(point.config, point.assumptions))]
+    if point.config.cluster.kind == "slurm":
+        from hpctrain.launch.site import start_asking
+        from hpctrain.launch.site_step import planned_on_site
+
+        planned, _ = planned_on_site(planned, start_asking())
+    _checked_root(planned, multirun=False, force=force)
+    return planned[0]
 
 
 def _submit_one(point: Point, plan: RunPlan, root: Path, python: str) -> int:
@@ -220,8 +302,8 @@ def _submit_one(point: Point, plan: RunPlan, root: Path, python: str) -> int:
     print("\n".join(render_notes(plan)))
     run_paths = create_run_folder(root, point, plan, python)
     try:
-        submission = submit(run_paths, plan, point.config.cluster)
-    except UnclearSubmissionError:
+        submission = submit(run_paths, plan, point.config)
+    except (UnclearSubmissionError, PreparedRunError):
         raise
     except LaunchError:
         remove_run_folder(run_paths)
@@ -233,15 +315,17 @@ def _submit_one(point: Point, plan: RunPlan, root: Path, python: str) -> int:
 
 
 def _wait(run_paths: RunPaths, plan: RunPlan) -> int:
-    """Follows the run; Ctrl-C ends a local run, and only the watching of a run on Slurm."""
+    """Follows the run; Ctrl-C and SIGTERM end a local run, and only the watching of a run on Slurm."""
     from rich.console import Console
 
+    from hpctrain.launch.cancel import cancel
     from hpctrain.launch.follow import follow
-    from hpctrain.launch.jobs import cancel, collect_status
+    from hpctrain.launch.jobs import collect_status
     from hpctrain.record.reader import read_submission
 
     try:
-        attempt = follow(run_paths, plan, read_submission(run_paths), Console())
+        with terminable():
+            attempt = follow(run_paths, plan, read_submission(run_paths), Console())
     except KeyboardInterrupt:
         print(cancel(run_paths) if plan.cluster_kind == "local" else "the job goes on; see status, or cancel it")
         raise
@@ -249,22 +333,29 @@ def _wait(run_paths: RunPaths, plan: RunPlan) -> int:
     if status.state != "COMPLETED":
         print(f"hpctrain: the run ended as {status.state}: {status.detail}\nlogs: {run_paths.logs}", file=sys.stderr)
         return (attempt.exit_code if attempt else None) or _EXIT_FAILED
-    cli_records.require_analysis("the result's table")
+    if plan.payload == "launch_check":
+        from hpctrain.record.files import read_record
+        from hpctrain.record.launch_check import LaunchCheck, summary_text
+
+        print(summary_text(read_record(run_paths.launch_check, LaunchCheck)))
+        return EXIT_OK
+    from hpctrain.cli_records import require_analysis
+
+    require_analysis("the result's table")
     from hpctrain.analysis.report.terminal import write_summary
 
     print(f"\n{write_summary(run_paths)}")
     return EXIT_OK
 
 
-def _submit_sweep(planned: list[tuple[Point, RunPlan]], root: Path, python: str) -> int:
-    from hpctrain.launch.sweep import submit_sweep
+def _submit_sweep(planned: list[tuple[Point, RunPlan]], site: Site | None, root: Path, parsed: _ComposeWords) -> int:
+    from hpctrain.cli_sweep import submit_planned_sweep, tell_warnings
+    from hpctrain.plan.sweep_groups import largest_array
 
-    folder, manifest = submit_sweep(planned, root, python)
-    for point in manifest.points:
-        where = f"job {point.job_id}  {folder / point.run}" if point.run else point.reason
-        print(f"{point.state:<12}{' '.join(point.overrides)}  {where}")
-    print(f"sweep {folder}")
-    return EXIT_OK if all(point.state == "submitted" for point in manifest.points) else EXIT_LAUNCH
+    tell_warnings([plan.warnings for _, plan in planned])
+    return submit_planned_sweep(
+        planned, root, parsed.overrides, parsed.as_json, lambda request: largest_array(site, request)
+    )
 
 
 def _answer_flag(words: Sequence[str]) -> int | None:

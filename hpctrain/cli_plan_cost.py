@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hpctrain.plan.cost import RunCost
     from hpctrain.plan.cost_options import CostOptions
     from hpctrain.plan.run_plan import RunPlan
+    from hpctrain.plan.site_limits import Site
     from hpctrain.plan.sweep_table import SweepTable
 
     Planned = Sequence[tuple[Point, RunPlan]]
@@ -34,8 +35,10 @@ def take_cost_words(words: Sequence[str]) -> tuple[CostOptions | None, Sequence[
     return (None if options == CostOptions() else options), rest
 
 
-def plan_text(planned: Planned, options: CostOptions | None, multirun: bool, force: bool, python: str) -> str:
-    """The plan, and below it the cost where one was asked for; of a sweep the table.
+def plan_text(
+    planned: Planned, options: CostOptions | None, multirun: bool, force: bool, python: str, site: Site | None = None
+) -> str:
+    """The plan, and below it the cost where one was asked for; of a sweep the table and the batch script of each array.
 
     Args:
         planned: one point without ``multirun``.
@@ -43,11 +46,15 @@ def plan_text(planned: Planned, options: CostOptions | None, multirun: bool, for
         multirun: a sweep, even if it has one point.
         force: points that are short of memory by the estimate only count as points that run.
         python: interpreter for the batch script.
+        site: bounds a sweep's arrays; None: not asked.
     """
     if multirun:
+        from hpctrain.plan.render_scripts import planned_sweep_scripts
         from hpctrain.plan.render_sweep import render_sweep
 
-        return render_sweep(_table(planned, options, force))
+        scripts = planned_sweep_scripts([(point.config, plan) for point, plan in planned], python, site)
+        texts = [f"\nbatch script {number}\n{text}" for number, text in enumerate(scripts)]
+        return "".join([render_sweep(_table(planned, options, force)), *texts])
     from hpctrain.plan.render import render_plan
 
     text = render_plan(planned[0][1], python)

@@ -1,4 +1,4 @@
-"""The verbs that read what runs left behind: status, cancel, report, read-log."""
+"""The verbs that read what runs left behind: report, read-log."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpctrain.errors import EXIT_OK, ConfigError, HpctrainError, LaunchError, RecordError
+from hpctrain.errors import EXIT_OK, ConfigError, LaunchError, RecordError
 from hpctrain.text_table import printable
 
 if TYPE_CHECKING:
-    from hpctrain.record.paths import RunPaths
+    pass
 
 ANALYSIS_PACKAGES = ("pandas", "matplotlib", "pyarrow", "jinja2", "tabulate")
 
@@ -31,57 +31,12 @@ def require_analysis(verb: str) -> None:
         raise LaunchError(f"{verb} needs {', '.join(missing)}; pip install 'hpctrain[analysis]'")
 
 
-def status(words: Sequence[str]) -> int:
-    parser = _folder_parser("status", "State of runs: end marker, else Slurm or the local process, else UNKNOWN.")
-    parser.add_argument("--json", action="store_true")
-    known = parser.parse_args(list(words))
-    from hpctrain.launch.jobs import collect_status
-
-    rows = collect_status(_runs_in(known.folders))
-    if known.json:
-        print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
-        return EXIT_OK
-    from hpctrain.launch.status_table import status_table
-
-    print(status_table(rows))
-    return EXIT_OK
-
-
-def cancel(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m hpctrain cancel", description="Ends the jobs of run folders.")
-    parser.add_argument("folders", nargs="+", type=Path)
-    known = parser.parse_args(list(words))
-    from hpctrain.launch.jobs import cancel as cancel_run
-
-    failures = []
-    for found in _runs_in(known.folders):
-        try:
-            print(f"{found.root.name}: {cancel_run(found)}")
-        except HpctrainError as error:
-            failures.append(f"{found.root.name}: {error}")
-    if failures:
-        raise LaunchError("\n".join(failures))
-    return EXIT_OK
-
-
 def _folder_parser(verb: str, help_text: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m hpctrain {verb}", description=help_text)
     parser.add_argument(
         "folders", nargs="*", type=Path, default=[Path("runs")], help="run folders, or folders that hold some"
     )
     return parser
-
-
-def _runs_in(folders: Sequence[Path]) -> list[RunPaths]:
-    """The runs at or below the folders; folders that cannot be opened are told."""
-    from hpctrain.record.reader import search_runs
-
-    found = []
-    for folder in folders:
-        runs, not_opened = search_runs(folder.absolute())
-        found += runs
-        _tell(not_opened)
-    return found
 
 
 def report(words: Sequence[str]) -> int:

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hpctrain.secret_text import redact_text, redact_value
+
 EXIT_OK = 0
 EXIT_CONFIG = 2
 EXIT_DOES_NOT_FIT = 3
@@ -15,14 +17,19 @@ EXIT_REGRESSION = 5
 
 @dataclass(frozen=True)
 class Problem:
-    """One broken rule: the key with its value, the rule with numbers put in, the nearest values that work."""
+    """One broken rule: the key with its value, the rule with numbers put in, the nearest values that work; no secrets."""
 
     key: str
     value: str
     rule: str
     fix: str
     kind: str = "config"
-    """``config`` (exit code 2) or ``memory`` (exit code 3)."""
+    """``config`` (exit code 2), ``memory`` (3: an estimate) or ``site`` (2: what Slurm told); --force passes the last two."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", redact_value(self.key.rpartition(".")[2], self.value))
+        object.__setattr__(self, "rule", redact_text(self.rule))
+        object.__setattr__(self, "fix", redact_text(self.fix))
 
     def __str__(self) -> str:
         head = f"{self.key}={self.value}" if self.value else self.key
@@ -55,6 +62,22 @@ class LaunchError(HpctrainError):
 
 class UnclearSubmissionError(LaunchError):
     """The job may exist, or does, without our record of it: its run folder must stay."""
+
+
+class PreparedRunError(LaunchError):
+    """Nothing was submitted, and the run folder is complete: the user hands it over by hand, so it must stay."""
+
+
+class SubmitLimitError(LaunchError):
+    """Slurm takes no more jobs of this user, account or cluster until some have ended."""
+
+
+class InterruptedLaunchError(LaunchError):
+    """A signal came before there was a job."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
 
 
 class RecordError(HpctrainError):

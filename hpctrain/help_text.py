@@ -13,21 +13,28 @@ Plans, launches and measures large-model training. The verb comes first; without
   submit   plan, check, hand the run to Slurm (or to this machine) and return its job id and run folder
   plan     print the plan, the batch script and the DeepSpeed JSON; needs no Slurm, no GPU, no torch   [--json]
            or plan each row of a table of runs of any trainer     --table ROWS.csv -o OUT.csv
-  status   state of runs: step, loss, step time      [FOLDER ...] [--json]
+  status   state of runs: step, loss, step time      [FOLDER ...] [--watch] [--state STATE] [--last N] [--json]
+  logs     what a run printed                        RUN [--rank N|all] [--attempt N] [--follow] [--tail N] [--grep REGEX]
   report   measured numbers of runs and logs         [FOLDER ...] [-o FILE.html|.csv|.parquet|.tex|.md] [--json]
                                                      [--against BASE [--tolerance 0.05]]
   read-log a training log of another system          FILE ... [--json]
-  cancel   end the jobs of run folders               FOLDER ...
+  cancel   end the jobs of runs, sweeps and chains   RUN ...
+  resume   the same run again, from its checkpoint   RUN ... [KEY=VALUE ...] [--from-step N] [--current-code] [--state STATE]
+  rerun    a new run with an old one's configuration RUN ... [KEY=VALUE ...] [--state STATE]
+  diff     what differs between two runs, by key     RUN RUN [--json]     exit code 0 nothing, 1 something
+  doctor   what this cluster and this machine have, and what to do where something is missing
+                                                     [run.root=FOLDER] [cluster=local] [--json]
 
 Options of submit and plan:
   -m, --multirun      a sweep: comma lists, range(), choice() and glob() give one run for each combination
   --config-dir DIR    a site's own group files, beside the shipped ones
   --cfg job           print the whole configuration and do nothing
-  --force             submit although the memory estimate says that it does not fit
+  --force             submit although the memory estimate, or what the site told, says that it cannot run
   --info, --shell-completion, --hydra-help   answered by Hydra
   --version
 
 Options of plan:
+  --site              hold the plan against what Slurm says of this cluster, and print that; submit always does
 {costs}
 Groups (GROUP=NAME; any key below them: GROUP.KEY=VALUE):
 {groups}

@@ -93,7 +93,9 @@ def invalid_reasons(summary: RunSummary, data: RunData, contradiction: str) -> l
     if contradiction:
         reasons.append(contradiction)
     if summary.state == "completed" and summary.step_time_s is None:
-        reasons.append(f"no steady step among {summary.num_recorded_steps} recorded")
+        is_check = data.plan is not None and data.plan.payload == "launch_check"
+        recorded = f"no steady step among {summary.num_recorded_steps} recorded"
+        reasons.append("a launch check, which trains nothing" if is_check else recorded)
     return reasons
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
 
-from pydantic_core import ErrorDetails, ValidationError
+from pydantic_core import ErrorDetails, SchemaValidator, ValidationError
 
 from hpctrain.config.schema import Config
 from hpctrain.config.strict_schema import config_validator
@@ -37,7 +38,7 @@ def build_config(values: Mapping[str, Any]) -> Config:
     """
     # JSON mode is the one in which pydantic-core is strict about scalars and still takes a mapping for a dataclass.
     try:
-        config: Config = config_validator(Config).validate_json(json.dumps(values), strict=True)
+        config: Config = _validator().validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         # A union reports one error for each of its types: the first one speaks for the key.
         by_key: dict[str, Problem] = {}
@@ -46,6 +47,11 @@ def build_config(values: Mapping[str, Any]) -> Config:
             by_key.setdefault(problem.key, problem)
         raise ConfigError(by_key.values()) from None
     return config
+
+
+@functools.cache
+def _validator() -> SchemaValidator:
+    return config_validator(Config)
 
 
 def config_fields(section: tuple[str, ...] = ()) -> dict[str, Any]:

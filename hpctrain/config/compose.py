@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,20 @@ from typing import Any
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override
+from hydra.core.override_parser.types import Glob, Override, Transformer
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config.build import build_config, config_fields, takes_text
+from hpctrain.config.experiments import GROUP, SWEEP_KEY, experiment_file, stated_groups, sweep_blocks
 from hpctrain.config.schema import Config
+from hpctrain.config.sweep_axes import Axis, can_be_set, plain_values, refers_to_others, settable_axes, with_value
 from hpctrain.errors import ConfigError, Problem, known_names_hint
+from hpctrain.secret_text import redact_override
 
 CONFIG_NAME = "config"
-_OPEN_MAPPINGS = ("env.", "cluster.extra.", "hardware.peak_tflops.", "hardware.sources.")
+_OPEN_MAPPINGS = ("env.", "cluster.extra.", "cluster.azureml.", "hardware.peak_tflops.", "hardware.sources.")
 """Below these, names are the user's own."""
 
 
@@ -35,9 +38,11 @@ class Point:
     """One composed configuration: a single run, or one point of a sweep."""
 
     overrides: tuple[str, ...]
-    """Hydra's own spelling of what was chosen, quoted so that Hydra reads it back."""
+    """Hydra's own spelling of what was chosen, quoted so that Hydra reads it back; secrets are left out."""
     config: Config
     assumptions: tuple[str, ...]
+    rerun_of: str = ""
+    """Folder of the run that the configuration was taken from; empty: it was composed."""
 
 
 def config_dir() -> Path:
@@ -58,7 +63,7 @@ def compose_points(words: Sequence[str], multirun: bool, extra_dirs: Sequence[Pa
     Args:
         words: Hydra overrides as typed, one a word.
         multirun: take comma lists, ``range()``, ``choice()`` and ``glob()`` as a sweep; the points are all combinations,
-            the last override changing fastest.
+            the last override changing fastest. The axes of an experiment come before what is typed.
         extra_dirs: a site's own folders with groups, searched beside the shipped ones.
 
     Raises:
@@ -66,35 +71,78 @@ def compose_points(words: Sequence[str], multirun: bool, extra_dirs: Sequence[Pa
     """
     for folder in extra_dirs:
         check_site_files(folder)
-    overrides = [_parse(word) for word in words]
-    _check_overrides(overrides, words, multirun, extra_dirs)
-    axes = [_axis(override, extra_dirs) for override in overrides]
+    words = [word for word in words if word.lstrip("+") != f"{GROUP}=null"]  # the default, which Hydra cannot be told
+    typed = [parse_override(word) for word in words]
+    check_overrides(typed, words, multirun, extra_dirs)
     search_path = ",".join(_hydra_text(f"file://{path.resolve()}") for path in extra_dirs)
-    fixed = [f"hydra.searchpath=[{search_path}]"] if extra_dirs else []
-    stated = {override.key_or_group for override in overrides}
-    points = []
+    fixed = (f"hydra.searchpath=[{search_path}]",) if extra_dirs else ()
+    points: list[Point] = []
+    problems: list[Problem] = []
     with initialize_config_dir(config_dir=str(config_dir()), version_base="1.3"):
-        problems: list[Problem] = []
-        for combination in itertools.product(*axes):
-            try:
-                points.append(_compose_one(combination, fixed, stated, extra_dirs))
-            except ConfigError as error:
-                if not multirun or not error.problems:
-                    raise
-                problems += error.problems
+        for grid in _grids(typed, multirun, extra_dirs):
+            of_other_grids = {frozenset(point.overrides) for point in points}
+            axes = [_axis(override, extra_dirs) for override in grid.overrides]
+            composer = _Composer(axes, fixed, grid.stated_groups, extra_dirs)
+            for combination in itertools.product(*(range(len(axis.texts)) for axis in axes)):
+                try:
+                    point = composer.point(combination)
+                except ConfigError as error:
+                    if not multirun or not error.problems:
+                        raise
+                    problems += error.problems
+                    continue
+                if frozenset(point.overrides) not in of_other_grids:
+                    points.append(point)
     if problems:
         # Values of a sweep that several points share are named once.
         raise ConfigError(dict.fromkeys(problems))
     return points
 
 
-def _parse(word: str) -> Override:
+@dataclass(frozen=True)
+class _Grid:
+    """Overrides whose product is (a part of) the sweep."""
+
+    overrides: tuple[Override, ...]
+    stated_groups: frozenset[str]
+
+
+def _grids(typed: Sequence[Override], multirun: bool, extra_dirs: Sequence[Path]) -> list[_Grid]:
+    """One, or with experiments those of each; what is typed replaces an axis of the same key."""
+    chosen = [override for override in typed if override.key_or_group == GROUP]
+    stated = {override.key_or_group for override in typed}
+    if not chosen:
+        return [_Grid(tuple(typed), frozenset(stated))]
+    others = [override for override in typed if override.key_or_group != GROUP]
+    grids = []
+    for name in _choice_names(chosen[-1], group_choices(GROUP, extra_dirs)):
+        path = experiment_file(name, [config_dir(), *extra_dirs])
+        groups = frozenset(stated | stated_groups(path))
+        for words in sweep_blocks(path):
+            open_words = [word for word in words if word.partition("=")[0] not in stated]
+            axes = [parse_override(word) for word in open_words]
+            check_overrides(axes, open_words, True, extra_dirs)
+            if axes and not multirun:
+                keys = ", ".join(override.key_or_group for override in axes)
+                fix = "put -m first, or give each of them one value"
+                raise ConfigError((Problem(GROUP, name, f"is a sweep over {keys}", fix),))
+            grids.append(_Grid((parse_override(f"{GROUP}={name}"), *axes, *others), groups))
+    return grids
+
+
+def parse_override(word: str) -> Override:
+    """One word in Hydra's grammar.
+
+    Raises:
+        ConfigError: Hydra cannot read it; says how to quote it.
+    """
     parser = OverridesParser.create()
     key, _, value = word.partition("=")
     key = key.lstrip("+")
-    if _PLAIN_NUMBER.fullmatch(value) and (takes_text(key) or key.startswith("env.")):
+    if (takes_text(key) or key.startswith("env.")) and not any(sign in value for sign in "\"'([{"):
         # An account 012 or a name 2024_11_29 is text, whatever number Hydra would make of it.
-        return parser.parse_override(_quoted(word))
+        values = [_hydra_text(part) if _PLAIN_NUMBER.fullmatch(part) else part for part in value.split(",")]
+        word = f"{word.partition('=')[0]}={','.join(values)}" if "=" in word else word
     try:
         return parser.parse_override(word)
     except (OverrideParseException, HydraException) as error:
@@ -134,9 +182,10 @@ def _quoting_advice(word: str, reason: str) -> str:
     return f"{key}: {value!r} has characters that Hydra reads as grammar ({first}); type '{quoted}'"
 
 
-def _check_overrides(
+def check_overrides(
     overrides: Sequence[Override], words: Sequence[str], multirun: bool, extra_dirs: Sequence[Path]
 ) -> None:
+    """Raises ConfigError for unknown groups, choices and keys, and for values in forms that are read as others."""
     groups = [path.name for path in config_dir().iterdir() if path.is_dir()]
     problems = []
     for override, word in zip(overrides, words, strict=True):
@@ -168,7 +217,7 @@ def _hydra_key_problem(word: str, key: str) -> Problem:
 def _choice_problems(override: Override, group: str, known: list[str]) -> list[Problem]:
     if override.is_delete() or override.value() is None:
         return [Problem(group, "null", "a choice is needed", known_names_hint("", known))]
-    names = _sweep_values(override, known) if override.is_sweep_override() else [override.get_value_element_as_str()]
+    names = _choice_names(override, known)
     if not names:
         return [Problem(group, _value_text(override), f"matches no {group}", known_names_hint("", known))]
     return [
@@ -178,12 +227,12 @@ def _choice_problems(override: Override, group: str, known: list[str]) -> list[P
     ]
 
 
-def _sweep_values(override: Override, known: list[str]) -> list[str]:
-    """The values of a sweep as Hydra spells them; ``known`` are the names that ``glob()`` picks from."""
+def _choice_names(override: Override, known: list[str]) -> list[str]:
+    """The files of a group that an override chooses; ``known`` are the names that ``glob()`` picks from."""
+    if not override.is_sweep_override():
+        return [override.get_value_element_as_str()]
     value = override.value()
-    if isinstance(value, Glob):
-        return value.filter(known)
-    return list(override.sweep_string_iterator())
+    return value.filter(known) if isinstance(value, Glob) else [str(name) for name in override.sweep_string_iterator()]
 
 
 def _value_text(override: Override) -> str:
@@ -196,7 +245,7 @@ def _unknown_key_problems(key: str, word: str) -> list[Problem]:
         return []
     parts = key.split(".")
     for depth, part in enumerate(parts):
-        known = config_fields(tuple(parts[:depth])) if depth < 2 else {}
+        known = config_fields(tuple(parts[:depth]))
         if part not in known:
             hint = known_names_hint(part, known) if known else "it has no keys below it"
             return [Problem(key, word.partition("=")[2], "is no key of hpctrain", hint)]
@@ -240,38 +289,92 @@ def check_site_files(folder: Path) -> None:
                 )
 
 
-def _axis(override: Override, extra_dirs: Sequence[Path]) -> list[str]:
+def _axis(override: Override, extra_dirs: Sequence[Path]) -> Axis:
     """The override texts that one typed override stands for: one, or in a sweep one for each value.
 
     The schema has judged dotted keys already, so ``++`` sets those that no file mentions, too.
     """
-    prefix = "++" if "." in override.key_or_group and not override.is_delete() else ""
+    key = override.key_or_group
+    prefix = "++" if "." in key and not override.is_delete() else ""
     if not override.is_sweep_override():
         line = override.input_line or ""
-        return [line if line.startswith("~") else prefix + line.lstrip("+")]
+        return Axis(key, (line if line.startswith("~") else prefix + line.lstrip("+"),))
     if not override.is_discrete_sweep():
-        raise ConfigError(f"{override.key_or_group}: interval() has no points; use a comma list, choice() or range()")
-    key = override.key_or_group
-    return [f"{prefix}{key}={value}" for value in _sweep_values(override, group_choices(key, extra_dirs))]
+        raise ConfigError(f"{key}: interval() has no points; use a comma list, choice() or range()")
+    value = override.value()
+    if isinstance(value, Glob):
+        return Axis(key, tuple(f"{key}={name}" for name in value.filter(group_choices(key, extra_dirs))))
+    elements = list(override.sweep_iterator())
+    texts = tuple(f"{prefix}{key}={Transformer.encode(element)}" for element in elements)
+    return Axis(key, texts, plain_values(elements))
 
 
-def _compose_one(overrides: Sequence[str], fixed: Sequence[str], stated: set[str], extra_dirs: Sequence[Path]) -> Point:
+class _Composer:
+    """Composes the points of one grid: what differs in plain values only is composed once."""
+
+    def __init__(
+        self, axes: Sequence[Axis], fixed: Sequence[str], stated: frozenset[str], extra_dirs: Sequence[Path]
+    ) -> None:
+        self._axes = axes
+        self._fixed = fixed
+        self._shown = [tuple(map(redact_override, axis.texts)) for axis in axes]
+        self._stated = stated
+        self._extra_dirs = extra_dirs
+        groups = {path.name for path in config_dir().iterdir() if path.is_dir()}
+        self._settable = settable_axes(axes, groups)
+        self._composed: dict[tuple[int, ...], _Composed] = {}
+
+    def point(self, combination: Sequence[int]) -> Point:
+        """The point with these values of the axes.
+
+        Raises:
+            ConfigError: Hydra cannot compose it, or values are wrong.
+        """
+        overrides = tuple(texts[index] for texts, index in zip(self._shown, combination, strict=True))
+        first = tuple(0 if place in self._settable else index for place, index in enumerate(combination))
+        composed = self._compose(first)
+        changed = [place for place in self._settable if combination[place] != 0]
+        if composed.refers_to_others or not all(
+            can_be_set(composed.values, self._axes[place].key) for place in changed
+        ):
+            composed, changed = self._compose(tuple(combination)), []
+        values = composed.values
+        for place in changed:
+            axis = self._axes[place]
+            values = with_value(values, axis.key, axis.values[combination[place]].value)
+        return Point(overrides, build_config(values), _assumptions(composed.choices, values, self._stated))
+
+    def _compose(self, combination: tuple[int, ...]) -> _Composed:
+        if combination not in self._composed:
+            overrides = [axis.texts[index] for axis, index in zip(self._axes, combination, strict=True)]
+            self._composed[combination] = _compose_one([*overrides, *self._fixed], self._extra_dirs)
+        return self._composed[combination]
+
+
+@dataclass(frozen=True)
+class _Composed:
+    """What Hydra made of a list of overrides."""
+
+    values: dict[str, Any]
+    choices: dict[str, str]
+    refers_to_others: bool
+
+
+def _compose_one(overrides: Sequence[str], extra_dirs: Sequence[Path]) -> _Composed:
     try:
-        composed = compose(CONFIG_NAME, overrides=[*overrides, *fixed], return_hydra_config=True)
+        composed = compose(CONFIG_NAME, overrides=list(overrides), return_hydra_config=True)
         choices = dict(composed.hydra.runtime.choices)
-        values: Any = OmegaConf.to_container(
-            OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]),
-            resolve=True,
-            throw_on_missing=True,
-        )
+        ours = OmegaConf.masked_copy(composed, [str(key) for key in composed if key not in ("hydra", SWEEP_KEY)])
+        unresolved = OmegaConf.to_container(ours, resolve=False)
+        values: Any = OmegaConf.to_container(ours, resolve=True, throw_on_missing=True)
     except MissingConfigException as error:
         raise ConfigError(f"{error.missing_cfg_file}: no such configuration file") from None
     except (ConfigCompositionException, OmegaConfBaseException) as error:
         raise ConfigError(_composition_message(error, extra_dirs)) from None
-    return Point(tuple(overrides), build_config(values), _assumptions(choices, values, stated))
+    return _Composed(values, choices, refers_to_others(unresolved))
 
 
-def _assumptions(choices: Mapping[str, str], values: Mapping[str, Any], stated: set[str]) -> tuple[str, ...]:
+def _assumptions(choices: Mapping[str, str], values: Mapping[str, Any], stated: Collection[str]) -> tuple[str, ...]:
     """The groups that the shipped defaults chose, hardware first."""
     assumptions = []
     if "hardware" not in stated and choices["hardware"] == "ndm_a100_v4":

@@ -152,6 +152,8 @@ class ClusterConfig:
     """auto: gpus_per_node where the hardware has GPUs, else none."""
     gpu_type: Text | None = None
     """The site's name of the GPU in gres.conf, where it wants one."""
+    signal: Literal["USR1"] | None = "USR1"
+    """Sent to the ranks before the time limit, so that they can save and stop; None: no warning."""
     signal_lead_s: Annotated[int, Gt(0), Le(65535)] = 120
     """Seconds between the warning signal and the time limit."""
     requeue: bool | None = True
@@ -159,10 +161,10 @@ class ClusterConfig:
     setup: tuple[str, ...] = ()
     """Shell lines before srun: modules, exports."""
     srun_args: tuple[str, ...] = ()
-    extra: dict[str, str | int | bool] = field(default_factory=dict)
-    """Further sbatch options, ``licenses: matlab`` gives ``--licenses=matlab``."""
+    extra: dict[str, str | int | bool | None] = field(default_factory=dict)
+    """Further sbatch options, ``licenses: matlab`` gives ``--licenses=matlab``; true is a flag, null and false leave it out."""
     inherit_env: bool = False
-    """Hand the submitting shell's environment to the job (sbatch --export=ALL)."""
+    """Hand the submitting shell's environment to the job, but for the variables of an outer job."""
     container: ContainerConfig = field(default_factory=ContainerConfig)
     azureml: dict[str, str | int | bool] = field(default_factory=dict)
     """kind=azureml: compute, environment, experiment_name, workspace_name, resource_group, subscription_id, ..."""
@@ -182,6 +184,10 @@ class LaunchConfig:
     """Tasks of an array that may run at once (Slurm's %N)."""
     submit_wait_min: NonNegative = 0.0
     """Minutes to wait for room where Slurm says that a submit limit is reached; 0: stop, and continue later."""
+    submit_retry_s: NonNegative = 60.0
+    """For how long a controller that does not answer is asked for the job, and to take it, again."""
+    comment_key: bool = True
+    """Give the job a unique comment where cluster.comment is null, to find it again if sbatch's answer is lost."""
     chain: Literal["none", "requeue", "dependency"] = "none"
     """What follows when the time limit ends the run: nothing, the same job again, or dependent jobs."""
     max_attempts: Count = 10
@@ -189,7 +195,10 @@ class LaunchConfig:
     exclude_failed_nodes: bool = False
     """Leave nodes that failed in an earlier attempt out of the next submission."""
     watchdog_min: Positive | None = None
-    """Minutes without a step after which the stacks of all ranks are printed and the run ends; None: no watchdog."""
+    """Minutes without a step after which the stacks of all ranks are printed and the run ends; None: no watchdog.
+
+    Off until the first step of an attempt is done; longer than the longest step with the saving of a checkpoint.
+    """
 
 
 @dataclass(frozen=True)
@@ -227,9 +236,13 @@ class TrainingConfig:
     collective_timeout_min: Count = 30
     """Minutes after which a collective that some rank does not join ends the run."""
     checkpoint_interval: Count | None = None
-    """Steps between two checkpoints; None: only where a signal asks for the end, and after the last step if asked."""
+    """Steps between two checkpoints; None: only at the end and at a stop, where asked."""
     checkpoint_at_end: bool = False
     """One more after the last step."""
+    checkpoint_at_stop: bool = True
+    """One more where a signal asks for the end: time limit, preemption, cancellation."""
+    check_checkpoint_room: bool = True
+    """Refuse a run for whose checkpoints the file system of the run folder has no room."""
     keep_checkpoints: Count = 2
     """Complete checkpoints that stay; older ones are removed after a newer one is complete."""
     telemetry_interval_s: Annotated[float, Ge(0.1), Le(86400)] | None = 5.0
@@ -272,4 +285,6 @@ class Config:
     run: RunConfig
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     env: dict[str, str | int | float | bool] = field(default_factory=dict)
-    """Environment variables of every rank; they win over what hpctrain would set."""
+    """Environment variables of every rank; they win over what hpctrain would set. Secret ones are written to no file."""
+    env_from_shell: tuple[Text, ...] = ()
+    """Names of variables that ranks get as they are in the submitting shell; their values are written to no file."""

@@ -10,17 +10,16 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hpctrain.launch.jobs import collect_status, local_process, process_tree
-from hpctrain.launch.slurm_states import FINISHED
+from hpctrain.launch.jobs import StatusBoard
+from hpctrain.launch.local_run import local_process, process_tree
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.record.close_attempt import close_attempt
+from hpctrain.record.close_attempt import Ending, close_attempt
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import StepsFile, read_attempts
 from hpctrain.record.schema import AttemptRecord, SubmissionRecord
 
 _POLL_S = 0.2
-_SLURM_QUERY_INTERVAL_S = 30.0
-_MAX_UNKNOWN = 4
+_LOOK_S = 2.0
 _GRACE_AFTER_FAILURE_S = 30.0
 """A rank that failed takes the others with it through their next collective; after this time they are ended."""
 
@@ -32,7 +31,8 @@ def follow(run: RunPaths, plan: RunPlan, submission: SubmissionRecord, console: 
     attempts = read_attempts(run)
     if is_local and (not attempts or attempts[-1].state == "running"):
         # On Slurm the batch script does this.
-        close_attempt(run, attempts[-1].attempt if attempts else 1, None, submission.job_id, time.time())
+        ending = Ending(None, submission.job_id)
+        close_attempt(run, attempts[-1].attempt if attempts else 1, ending, time.time())
         attempts = read_attempts(run)
     return attempts[-1] if attempts else None
 
@@ -69,7 +69,7 @@ def _local_watch(run: RunPaths, submission: SubmissionRecord) -> Callable[[], bo
         controller = local_process(submission)
         if controller is None:
             return True
-        if failed_at is None and run.failure(1).exists():
+        if failed_at is None and run.failure(submission.first_attempt).exists():
             failed_at = time.monotonic()
         if failed_at is not None and time.monotonic() - failed_at > _GRACE_AFTER_FAILURE_S:
             for process in process_tree(controller):
@@ -82,23 +82,15 @@ def _local_watch(run: RunPaths, submission: SubmissionRecord) -> Callable[[], bo
 
 
 def _slurm_watch(run: RunPaths) -> Callable[[], bool]:
-    """Tells when the job is over: by the end marker, or where there is none by Slurm, asked seldom.
-
-    A job that nobody knows any more is given up after a few questions.
-    """
-    asked_at = time.monotonic()
-    num_unknown = 0
+    """Tells when the job is over: by the end marker, or where there is none by Slurm, asked seldom (see ``SlurmBoard``)."""
+    board = StatusBoard([run])
+    looked_at = -_LOOK_S
 
     def is_over() -> bool:
-        nonlocal asked_at, num_unknown
-        attempts = read_attempts(run)
-        if attempts and attempts[-1].state == "completed":
-            return True
-        if time.monotonic() - asked_at < _SLURM_QUERY_INTERVAL_S:
+        nonlocal looked_at
+        if time.monotonic() - looked_at < _LOOK_S:
             return False
-        asked_at = time.monotonic()
-        state = collect_status([run])[0].state
-        num_unknown = num_unknown + 1 if state == "UNKNOWN" else 0
-        return state in FINISHED or num_unknown >= _MAX_UNKNOWN
+        looked_at = time.monotonic()
+        return board.look(time.time())[0].is_over
 
     return is_over

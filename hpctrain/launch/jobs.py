@@ -1,215 +1,229 @@
-"""The state of runs, from the best evidence at hand: end marker, then Slurm or the local process; none is UNKNOWN."""
+"""The rows of ``status``: what runs do now, from their files, and from one query to each Slurm for all of them."""
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import statistics
-import subprocess
 import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
-from hpctrain.errors import HpctrainError, LaunchError, RecordError
-from hpctrain.launch.slurm_states import FINISHED, SlurmAnswer, SlurmCluster, SlurmState, query_states
-from hpctrain.record.close_attempt import close_attempt
+from hpctrain.launch.local_run import judge_local
+from hpctrain.launch.run_glance import PlanNumbers, RunGlance, StepsTail, read_glance
+from hpctrain.launch.run_state import Verdict, judge, of_marker
+from hpctrain.launch.slurm_board import SlurmBoard, slurm_of
+from hpctrain.launch.slurm_states import WAITING
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.reader import StepsFile, read_attempts, read_plan, read_submission
 from hpctrain.record.schema import AttemptRecord, SubmissionRecord
 
-_RECENT_STEPS = 20
-_CLOCK_STEP_S = 5.0
-_CANCEL_GRACE_S = 10.0
+_STARTING = frozenset({"SUBMITTED", "LAUNCH_FAILED", *WAITING})
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One row of ``status``."""
+    """One row of ``status``; ``--json`` prints these names."""
 
     run: str
     path: str
+    sweep: str
+    """Path of the sweep folder that holds the run; empty: none does."""
     job_id: str
     state: str
-    """A word of Slurm's, or UNKNOWN; local runs use the same words."""
+    """A word of Slurm's, SUBMITTED, LAUNCH_FAILED or UNKNOWN; local runs use the same words."""
     detail: str
     """Why: end reason, pending reason, or what evidence is missing."""
+    is_over: bool
+    """Nothing waits or runs any more, as far as is known."""
+    end_reason: str
+    """Why it ended, a word of ``record.schema.EndReason``; empty: it has not, or nobody knows."""
+    exit_code: int | None
+    failed_rank: int | None
+    failed_node: str
+    payload: str
+    """``train`` or ``launch_check``, which has no steps."""
     attempt: int
     step: int
     num_steps: int
+    num_nodes: int
+    world_size: int
     loss: float | None
     step_time_s: float | None
     """Median of the last steps."""
     model_tflops_per_gpu: float | None
+    predicted_step_time_s: float | None
+    """Of the plan."""
+    measured_over_predicted: float | None
+    """Step time as a multiple of the predicted one."""
+    eta_s: float | None
+    """Time that the steps still to come take at the measured step time, else at the predicted one."""
+    gpu_hours: float
+    """Of all attempts, from start to end, GPUs of the whole world."""
+    queue_time_s: float | None
+    """From the submission to the first start, or till now."""
+    expected_start_s: float | None
+    """Unix time, where Slurm says."""
+    submitted_at_s: float | None
+    last_step_at_s: float | None
+    stale_since_s: float | None
+    """Unix time since when Slurm has not answered; None: it has."""
 
 
 def collect_status(runs: Sequence[RunPaths]) -> list[RunStatus]:
-    """States of all runs with one query to each Slurm; a damaged folder is a row of its own."""
-    submissions: dict[Path, SubmissionRecord | HpctrainError] = {}
-    scripts: dict[SlurmCluster, dict[str, str]] = defaultdict(dict)
-    for run in runs:
-        try:
-            submission = read_submission(run)
-        except RecordError as error:
-            submissions[run.root] = error
-            continue
-        submissions[run.root] = submission
-        if submission.cluster_kind == "slurm":
-            scripts[slurm_of(submission)][submission.job_id] = submission.command[-1]
-    answers = {cluster: query_states(cluster, jobs) for cluster, jobs in scripts.items()}
-    return [_status_of(run, submissions[run.root], answers) for run in runs]
+    """States of all runs, oldest first, with one query to each Slurm; a damaged folder is a row of its own."""
+    return StatusBoard(runs).look(time.time())
 
 
-def slurm_of(submission: SubmissionRecord) -> SlurmCluster:
-    """The cluster that a run was submitted to."""
-    return SlurmCluster(submission.slurm_conf, submission.slurm_cluster)
+class StatusBoard:
+    """Looks at the same runs again and again: files each time, Slurm seldom, see ``SlurmBoard``."""
+
+    def __init__(self, runs: Sequence[RunPaths]) -> None:
+        self._slurm = SlurmBoard()
+        self._glances: dict[Path, RunGlance] = {run.root: read_glance(run) for run in runs}
+        self._rows: dict[Path, tuple[int, RunStatus]] = {}
+        self._sweeps: dict[Path, str] = {}
+        self._is_first = True
+
+    def add(self, runs: Sequence[RunPaths]) -> None:
+        """Runs that came later; those that are known stay as they are."""
+        for run in runs:
+            if run.root not in self._glances:
+                self._glances[run.root] = read_glance(run)
+
+    @property
+    def next_question_s(self) -> float:
+        """Unix time before which Slurm is not asked again."""
+        return self._slurm.next_question_s
+
+    def look(self, now_s: float) -> list[RunStatus]:
+        """The rows as they are now. Runs that are over are not read again unless they were submitted anew."""
+        current = [root for root, glance in self._glances.items() if not self._is_settled(root, glance)]
+        if not self._is_first:
+            for root in current:
+                self._glances[root] = read_glance(RunPaths(root), self._glances[root])
+        self._is_first = False
+        self._slurm.ask([self._glances[root] for root in current], now_s)
+        for root in current:
+            self._rows.pop(root, None)
+            row = self._row(self._glances[root], now_s)
+            if row.is_over and row.state != "UNKNOWN":
+                self._rows[root] = (_submission_mark(root), row)
+            else:
+                self._rows[root] = (-1, row)
+        rows = [row for _, row in self._rows.values()]
+        return sorted(rows, key=lambda row: (row.submitted_at_s or 0.0, row.path))
+
+    def _is_settled(self, root: Path, glance: RunGlance) -> bool:
+        mark, _ = self._rows.get(root, (-1, None))
+        return mark != -1 and not glance.problem and mark == _submission_mark(root)
+
+    def _row(self, glance: RunGlance, now_s: float) -> RunStatus:
+        submission, attempts = glance.submission, glance.attempts
+        last, step_time_s = glance.steps.last, glance.steps.step_time_s
+        verdict, stale_since_s, expected_start_s = self._judged(glance, now_s)
+        plan = glance.plan or PlanNumbers("train", 0, 0, 0, 0.0, None)
+        step = last.step if last is not None else 0
+        predicted_s = plan.predicted_step_time_s
+        is_running = verdict.state == "RUNNING"
+        pace_s = step_time_s or predicted_s
+        return RunStatus(
+            run=glance.run.root.name,
+            path=str(glance.run.root),
+            sweep=self._sweep_of(glance.run.root.parent),
+            job_id=verdict.job_id or (submission.job_id if submission is not None else ""),
+            state=verdict.state,
+            detail=verdict.detail,
+            is_over=verdict.is_over,
+            end_reason=verdict.end_reason,
+            exit_code=verdict.exit_code,
+            failed_rank=verdict.failed_rank,
+            failed_node=verdict.failed_node,
+            payload=plan.payload,
+            attempt=attempts[-1].attempt if attempts else 0,
+            step=step,
+            num_steps=plan.num_steps,
+            num_nodes=plan.num_nodes,
+            world_size=plan.world_size,
+            loss=last.loss if last is not None else None,
+            step_time_s=step_time_s,
+            model_tflops_per_gpu=plan.tflops_per_gpu(step_time_s) if step_time_s and plan.world_size else None,
+            predicted_step_time_s=predicted_s,
+            measured_over_predicted=step_time_s / predicted_s if step_time_s and predicted_s else None,
+            eta_s=(plan.num_steps - step) * pace_s if is_running and pace_s and plan.payload == "train" else None,
+            gpu_hours=_gpu_hours(attempts, glance.steps, plan, now_s if is_running else None),
+            queue_time_s=_queue_time_s(submission, attempts, now_s if verdict.state in _STARTING else None),
+            expected_start_s=expected_start_s,
+            submitted_at_s=submission.submitted_at_s if submission is not None else None,
+            last_step_at_s=last.time_s if last is not None else None,
+            stale_since_s=stale_since_s,
+        )
+
+    def _judged(self, glance: RunGlance, now_s: float) -> tuple[Verdict, float | None, float | None]:
+        """The state, since when it is stale, and when Slurm expects a start."""
+        submission = glance.submission
+        if submission is None or glance.plan is None:
+            return Verdict("UNKNOWN", glance.problem, True), None, None
+        if submission.cluster_kind != "slurm":
+            return _elsewhere(submission, glance.attempts), None, None
+        cluster = slurm_of(submission)
+        evidence = self._slurm.evidence(glance, submission, now_s)
+        verdict = self._slurm.settled(glance, judge(evidence), now_s)
+        if glance.problem:
+            # Slurm may know what the damaged files do not tell.
+            is_known = not verdict.is_over and verdict.state != "UNKNOWN"
+            detail = "; ".join(filter(None, (verdict.detail, glance.problem)))
+            verdict = replace(verdict, detail=detail) if is_known else Verdict("UNKNOWN", glance.problem, True)
+        if verdict.is_over:
+            return verdict, None, None
+        stale_since_s = self._slurm.stale_since_s(cluster)
+        if stale_since_s is not None:
+            verdict = self._slurm.with_age(verdict, cluster)
+        starts = [told.start_at_s for told in evidence.told if told is not None and told.state in WAITING]
+        expected_s = next((start_s for start_s in starts if start_s is not None), None)
+        return verdict, stale_since_s, expected_s if verdict.state in WAITING else None
+
+    def _sweep_of(self, parent: Path) -> str:
+        if parent not in self._sweeps:
+            self._sweeps[parent] = str(parent) if (parent / "sweep.json").is_file() else ""
+        return self._sweeps[parent]
 
 
-def _status_of(
-    run: RunPaths, submission: SubmissionRecord | HpctrainError, answers: Mapping[SlurmCluster, SlurmAnswer]
-) -> RunStatus:
+def _submission_mark(root: Path) -> int:
+    """Changes when the run is submitted again."""
     try:
-        plan, attempts = read_plan(run), read_attempts(run)
-        steps = list(StepsFile(run.steps).new_records())
-    except (RecordError, OSError) as error:
-        return RunStatus(run.root.name, str(run.root), "", "UNKNOWN", str(error), 0, 0, 0, None, None, None)
-    if isinstance(submission, SubmissionRecord):
-        job_id = submission.job_id
-        answer = answers.get(slurm_of(submission), SlurmAnswer({}))
-        state, detail = _state(submission, attempts[-1] if attempts else None, answer)
-    else:
-        job_id, state, detail = "", "UNKNOWN", f"never submitted, or the record is damaged: {submission}"
-    recent = [record.step_time_s for record in steps[-_RECENT_STEPS:]]
-    step_time_s = statistics.median(recent) if recent else None
-    rates = plan.flops_per_step.per_gpu_tflops(step_time_s, plan.layout.world_size) if step_time_s else {}
-    return RunStatus(
-        run=run.root.name,
-        path=str(run.root),
-        job_id=job_id,
-        state=state,
-        detail=detail,
-        attempt=attempts[-1].attempt if attempts else 0,
-        step=steps[-1].step if steps else 0,
-        num_steps=plan.num_steps,
-        loss=steps[-1].loss if steps else None,
-        step_time_s=step_time_s,
-        model_tflops_per_gpu=rates.get("model"),
-    )
+        return RunPaths(root).submission.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
-def _state(submission: SubmissionRecord, attempt: AttemptRecord | None, answer: SlurmAnswer) -> tuple[str, str]:
-    """State and its reason. A job that Slurm still has in its queue is not over, whatever an earlier attempt left."""
-    if submission.cluster_kind == "slurm":
-        told = answer.states.get(submission.job_id)
-        # Only the queue may overrule an end marker: accounting lags, and keeps runaway jobs as running for ever.
-        is_queued = told is not None and told.is_active and (told.source == "squeue" or attempt is None)
-        if told is not None and is_queued and (attempt is None or attempt.state != "completed"):
-            return told.state, _pending_detail(told, attempt)
-        if attempt is not None and attempt.state != "running":
-            return _from_marker(attempt, told)
-        if told is not None and told.state == "COMPLETED":
-            return "UNKNOWN", f"{told.source} says COMPLETED, but no rank left an end marker; see logs"
-        if told is not None:
-            return told.state, f"{told.source}: {told.reason}; no end marker"
-        return "UNKNOWN", answer.trouble or "Slurm no longer knows the job, and it left no end marker"
-    if attempt is not None and attempt.state != "running":
-        return _from_marker(attempt, None)
-    if submission.host != socket.gethostname():
-        return "UNKNOWN", f"a local run of {submission.host}; ask there"
-    if local_process(submission) is not None:
-        return "RUNNING", ""
-    return "FAILED", "the process is gone and left no end marker; see logs/submitit"
+def _elsewhere(submission: SubmissionRecord, attempts: Sequence[AttemptRecord]) -> Verdict:
+    own = [attempt for attempt in attempts if attempt.attempt >= submission.first_attempt]
+    if submission.cluster_kind == "local":
+        return judge_local(submission, own[-1] if own else None)
+    if own and own[-1].state != "running":
+        return of_marker(own[-1], None)
+    detail = f"ask AzureML: az ml job show --name {submission.job_id}"
+    return Verdict("UNKNOWN", detail, job_id=submission.job_id)
 
 
-def _from_marker(attempt: AttemptRecord, told: SlurmState | None) -> tuple[str, str]:
-    if attempt.state == "completed":
-        return "COMPLETED", ""
-    if told is not None and told.state in ("CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED"):
-        return told.state, f"{attempt.end_reason}: {attempt.message}"
-    where = f", rank {attempt.failed_rank} on {attempt.failed_node}" if attempt.failed_rank is not None else ""
-    return "FAILED", f"{attempt.end_reason} (exit code {attempt.exit_code}{where}): {attempt.message}"
+def _gpu_hours(
+    attempts: Sequence[AttemptRecord], steps: StepsTail, plan: PlanNumbers, running_till_s: float | None
+) -> float:
+    """What all attempts took; one without an end counts to its last known step, the last one of a running run till now."""
+    total_s = 0.0
+    for index, attempt in enumerate(attempts):
+        end_s = attempt.ended_at_s
+        if end_s is None:
+            is_last = index == len(attempts) - 1
+            end_s = running_till_s if is_last and running_till_s is not None else steps.ended_at_s.get(attempt.attempt)
+        if end_s is not None:
+            total_s += max(0.0, end_s - attempt.started_at_s) * (attempt.world_size or plan.world_size)
+    return total_s / 3600
 
 
-def _pending_detail(told: SlurmState, attempt: AttemptRecord | None) -> str:
-    if told.state != "PENDING":
-        return ""
-    waiting = f"waiting for attempt {attempt.attempt + 1}; " if attempt is not None else ""
-    return f"{waiting}{told.reason}"
-
-
-def local_process(submission: SubmissionRecord) -> psutil.Process | None:
-    """The controller of a local run if it still runs; a process id that came back is told by its start time."""
-    try:
-        process = psutil.Process(int(submission.job_id))
-        if process.status() == psutil.STATUS_ZOMBIE or _differs(process.create_time(), submission):
-            return None
-    except psutil.NoSuchProcess:
+def _queue_time_s(
+    submission: SubmissionRecord | None, attempts: Sequence[AttemptRecord], waiting_till_s: float | None
+) -> float | None:
+    if submission is None or submission.cluster_kind != "slurm":
         return None
-    return process
-
-
-def _differs(create_time_s: float, submission: SubmissionRecord) -> bool:
-    """Whether this is another process than the one submitted; its start is known as well as the system's clock is."""
-    started = submission.process_started_at_s
-    return started is None or abs(create_time_s - started) > _CLOCK_STEP_S
-
-
-def cancel(run: RunPaths) -> str:
-    """Ends the run's job; returns what was done.
-
-    Raises:
-        LaunchError: scancel refused, or the run belongs to another machine.
-    """
-    submission = read_submission(run)
-    (status,) = collect_status([run])
-    if status.state in FINISHED:
-        return f"the run has ended already ({status.state})"
-    if submission.cluster_kind == "slurm":
-        return _cancel_slurm(run, submission, status)
-    if submission.host != socket.gethostname():
-        raise LaunchError(f"{run.root}: a local run of {submission.host}; cancel it there")
-    process = local_process(submission)
-    if process is None:
-        return "the run has ended already"
-    told = _end_local(process)
-    attempts = read_attempts(run)
-    close_attempt(run, attempts[-1].attempt if attempts else 1, None, submission.job_id, time.time())
-    return told
-
-
-def _cancel_slurm(run: RunPaths, submission: SubmissionRecord, status: RunStatus) -> str:
-    if status.state == "UNKNOWN":
-        raise LaunchError(f"{run.root}: job {submission.job_id} is not known to be this run: {status.detail}")
-    try:
-        answer = slurm_of(submission).run(["scancel", submission.job_id])
-    except FileNotFoundError:
-        raise LaunchError("there is no scancel on this machine's PATH; cancel where the run was submitted") from None
-    except subprocess.TimeoutExpired:
-        raise LaunchError(f"scancel {submission.job_id}: Slurm gave no answer") from None
-    if answer.returncode != 0:
-        raise LaunchError(f"scancel {submission.job_id}: {answer.stderr.strip()}")
-    return f"asked Slurm to cancel job {submission.job_id}"
-
-
-def _end_local(controller: psutil.Process) -> str:
-    """Asks the ranks to end after their step, and ends those that do not."""
-    members = process_tree(controller)
-    for process in members[:1]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
-    _, alive = psutil.wait_procs(members, timeout=_CANCEL_GRACE_S)
-    for process in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    return f"ended process {controller.pid} and its {len(members) - 1} ranks"
-
-
-def process_tree(root: psutil.Process) -> list[psutil.Process]:
-    """The process and all below it, those that end meanwhile left out."""
-    try:
-        return [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return [root]
+    first = next((attempt for attempt in attempts if attempt.attempt >= submission.first_attempt), None)
+    till_s = first.started_at_s if first is not None else waiting_till_s
+    return None if till_s is None else max(0.0, till_s - submission.submitted_at_s)

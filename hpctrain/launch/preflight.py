@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.util
 import secrets
 import shutil
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
-
-from hpctrain.config.schema import DataConfig
+from hpctrain.config.schema import DataConfig, TrainingConfig
 from hpctrain.errors import ConfigError, LaunchError, Problem
+from hpctrain.plan.azureml_job import is_uri
+from hpctrain.plan.checkpoint_size import room_problem
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.text_files import text_files
 from hpctrain.units import gib
@@ -31,13 +33,33 @@ def check_slurm_is_here() -> None:
         )
 
 
+def check_setup(setup: Sequence[str]) -> None:
+    """Whether bash can read each line by itself, as the batch script has it.
+
+    Raises:
+        ConfigError: what bash says of those that it cannot.
+    """
+    problems = []
+    for line in setup:
+        text = f"{{ {line}\n}}\n"
+        answer = subprocess.run(
+            ["bash", "-n"], input=text, capture_output=True, text=True, errors="replace", check=False
+        )
+        if answer.returncode != 0:
+            told = answer.stderr.strip().splitlines()[0].removeprefix("bash: ") if answer.stderr.strip() else "refused"
+            fix = "each entry is a whole command: close quotes, and join lines of one command with ;"
+            problems.append(Problem("cluster.setup", line, f"bash cannot read it ({told})", fix))
+    if problems:
+        raise ConfigError(problems)
+
+
 def check_data(data: DataConfig) -> None:
     """Whether the text is there and small enough; its contents are judged by the ranks, before the first step.
 
     Raises:
         ConfigError: there is no such file or folder, nothing to read in it, or too much.
     """
-    if data.kind == "text" and data.path is not None:
+    if data.kind == "text" and data.path is not None and not is_uri(data.path):
         text_files(data)
 
 
@@ -47,6 +69,8 @@ def check_packages(plan: RunPlan) -> None:
     Raises:
         LaunchError: a package is missing; names the extras to install.
     """
+    if plan.payload == "launch_check" or plan.cluster_kind == "azureml":
+        return  # nothing is needed, or it is asked of another machine's environment
     needed = {"torch": "train", "deepspeed": "train"}
     if plan.cluster_kind == "local":
         needed |= {"pandas": "analysis", "matplotlib": "analysis"}
@@ -71,8 +95,10 @@ def check_this_machine(plan: RunPlan, force: bool) -> None:
             f"hardware={plan.hardware_name}: asks for {plan.layout.gpus_per_node} GPUs, this machine shows {num_gpus};"
             " hardware=cpu trains on its processor, hardware.gpus_per_node=N on fewer GPUs"
         )
+    import psutil  # slow to import, and of use for runs of this machine alone
+
     needed, there = plan.memory.host_bytes_per_node, psutil.virtual_memory().total
-    if needed > there and not force:
+    if needed > there and not force and plan.payload == "train":
         ranks = plan.layout.gpus_per_node
         rule = f"estimated need of {ranks} ranks; this machine has {gib(there)}, short by {gib(needed - there)}"
         fix = "a smaller model or training.micro_batch_size, or fewer ranks (hardware.gpus_per_node); --force runs all the same"
@@ -98,3 +124,16 @@ def check_run_root(root: str) -> Path:
         rule = f"the run folder cannot be written ({error.strerror}: {error.filename})"
         raise ConfigError((Problem("run.root", root, rule, "set run.root=FOLDER to one that you may write"),)) from None
     return path
+
+
+def check_checkpoint_room(plan: RunPlan, training: TrainingConfig, root: Path) -> None:
+    """Whether the file system of the runs holds the checkpoints that a new run keeps.
+
+    Raises:
+        ConfigError: it is short of room, by the numbers.
+    """
+    if plan.payload != "train" or plan.cluster_kind == "azureml":
+        return  # nothing is saved, or elsewhere
+    problem = room_problem(plan, training, str(root), shutil.disk_usage(root).free)
+    if problem is not None:
+        raise ConfigError((problem,))

@@ -1,16 +1,17 @@
-"""Asking Slurm about jobs: one query for all of them, state words read by their first word."""
+"""Slurm's words for jobs, and its commands: state words whole and cut, job ids of arrays, moments, the cluster that is asked."""
 
 from __future__ import annotations
 
+import datetime
 import os
-import shutil
+import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hpctrain.launch.environment import job_environment
 
-_QUERY_TIMEOUT_S = 30
+QUERY_TIMEOUT_S = 30
 
 FINISHED = frozenset(
     "COMPLETED FAILED CANCELLED TIMEOUT NODE_FAIL OUT_OF_MEMORY PREEMPTED BOOT_FAIL DEADLINE REVOKED".split()
@@ -19,6 +20,26 @@ ACTIVE = frozenset(
     "PENDING RUNNING CONFIGURING COMPLETING SUSPENDED STOPPED REQUEUED REQUEUE_HOLD REQUEUE_FED RESIZING SIGNALING"
     " SPECIAL_EXIT STAGE_OUT".split()
 )
+WAITING = frozenset("PENDING REQUEUED REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT CONFIGURING".split())
+"""Of the active ones: no process of the job runs."""
+
+_ARRAY_ID = re.compile(r"(?P<base>\d+)_(\[(?P<list>[^\]]*)\]|(?P<task>\d+))")
+_ARRAY_RANGE = re.compile(r"(?P<first>\d+)(-(?P<last>\d+)(:(?P<step>\d+))?)?")
+_LONGEST_ARRAY = 4_000_001
+"""Slurm's own bound of MaxArraySize; longer lists are damage."""
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """A job of ours, and by what it is told from another one of the same number."""
+
+    job_id: str
+    """``123`` or ``123_4``."""
+    script: str = ""
+    """Absolute path of its batch script."""
+    key: str = ""
+    """Its comment, if it was given one to be found by."""
+    submitted_at_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -28,32 +49,77 @@ class SlurmState:
     state: str
     reason: str
     source: str
-    """``squeue`` or ``sacct``."""
+    """``squeue``, ``scontrol`` or ``sacct``."""
+    exit_code: str = ""
+    """``code:signal`` as Slurm prints it; empty: not told."""
+    nodes: str = ""
+    submitted_at_s: float | None = None
+    start_at_s: float | None = None
+    """When it started; for a job that waits, when Slurm expects it to."""
+    ended_at_s: float | None = None
 
     @property
     def is_active(self) -> bool:
-        return self.state not in FINISHED
-
-
-@dataclass(frozen=True)
-class SlurmAnswer:
-    """States by job id, and what could not be asked."""
-
-    states: dict[str, SlurmState]
-    trouble: str = ""
+        """An unknown word counts as not finished, unless Slurm gives the moment of the end."""
+        ended = self.ended_at_s is not None and self.source != "squeue"
+        return self.state not in FINISHED and not (self.state not in ACTIVE and ended)
 
 
 def state_word(text: str) -> str:
     """Slurm's full word for a printed state: ``CANCELLED by 1000``, ``CANCELLED+`` and ``OUT_OF_ME+`` are cut forms.
 
-    >>> state_word("CANCELLED by 1000"), state_word("OUT_OF_ME+"), state_word("NEWSTATE")
-    ('CANCELLED', 'OUT_OF_MEMORY', 'NEWSTATE')
+    >>> state_word("CANCELLED by 1000"), state_word("OUT_OF_ME+"), state_word("RUNNING,COMPLETING"), state_word("NEWSTATE")
+    ('CANCELLED', 'OUT_OF_MEMORY', 'RUNNING', 'NEWSTATE')
     """
-    word = text.split()[0] if text.split() else ""
+    word = re.split(r"[\s,]", text.strip(), maxsplit=1)[0].upper()
     if not word.endswith("+"):
         return word
     matches = [known for known in sorted(FINISHED | ACTIVE) if known.startswith(word[:-1])]
     return matches[0] if matches else word[:-1]
+
+
+def array_base(job_id: str) -> str:
+    """The number that names the whole array; of a job without an array, its own.
+
+    >>> array_base("123_4"), array_base("123")
+    ('123', '123')
+    """
+    return job_id.partition("_")[0]
+
+
+def printed_ids(text: str) -> Iterator[str]:
+    """The job ids that a printed one stands for: pending tasks of an array share a line, parts of a job have ``+0``, ``+1``.
+
+    >>> list(printed_ids("123_[5-7,9%2]")), list(printed_ids("123_4")), list(printed_ids("12+0"))
+    (['123_5', '123_6', '123_7', '123_9'], ['123_4'], ['12'])
+    """
+    match = _ARRAY_ID.fullmatch(text)
+    if match is None:
+        yield text.partition("+")[0]
+    elif match["task"] is not None:
+        yield text
+    else:
+        for part in match["list"].partition("%")[0].split(","):
+            found = _ARRAY_RANGE.fullmatch(part)
+            if found is not None:
+                first = int(found["first"])
+                last = min(int(found["last"] or first), _LONGEST_ARRAY)
+                for index in range(first, last + 1, max(1, int(found["step"] or 1))):
+                    yield f"{match['base']}_{index}"
+
+
+def moment(text: str) -> float | None:
+    """Unix time of a moment that Slurm printed, in seconds since 1970 or in ISO form; None for ``N/A`` and ``Unknown``.
+
+    >>> moment("1796026098"), moment("Unknown"), moment("N/A")
+    (1796026098.0, None, None)
+    """
+    if text.isdigit():
+        return float(text) if int(text) else None
+    try:
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -65,73 +131,28 @@ class SlurmCluster:
     name: str = ""
     """Of a federation or multi-cluster site, for ``-M``; empty: the one that slurm.conf names."""
 
-    def run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def run(self, command: Sequence[str], timeout_s: float = QUERY_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
         """Runs a client of Slurm, without the filters that the shell may have set for it.
 
         Raises:
             FileNotFoundError: the program is not on PATH.
-            subprocess.TimeoutExpired: no answer in 30 s.
+            subprocess.TimeoutExpired: no answer in ``timeout_s``.
         """
-        environment = job_environment(os.environ, inherit=False)
+        # Moments in seconds since 1970; lists of array tasks whole.
+        environment = job_environment(os.environ, inherit=False) | {
+            "SLURM_TIME_FORMAT": "%s",
+            "SLURM_BITSTR_LEN": "0",
+        }
         if self.slurm_conf:
             environment["SLURM_CONF"] = self.slurm_conf
         words = [command[0], *(["-M", self.name] if self.name else []), *command[1:]]
         return subprocess.run(
             words,
             capture_output=True,
-            text=True,
+            # Not the locale's: paths and names are UTF-8 under a C locale too.
+            encoding="utf-8",
             errors="replace",
             check=False,
-            timeout=_QUERY_TIMEOUT_S,
+            timeout=timeout_s,
             env=environment,
         )
-
-
-def query_states(cluster: SlurmCluster, scripts: Mapping[str, str]) -> SlurmAnswer:
-    """States of jobs: squeue for those it still knows, then sacct, where accounting is on, for the others.
-
-    Args:
-        cluster: whom to ask.
-        scripts: job id to the batch script it was submitted with. Slurm counts from 1 again on a new cluster, so a job
-            that runs another script is another job.
-    """
-    if not scripts:
-        return SlurmAnswer({})
-    queue, trouble = _run(
-        cluster, ["squeue", "-h", "-a", "-r", "-t", "all", "-j", ",".join(scripts), "-o", "%i|%T|%r|%o"]
-    )
-    # With one id that is gone squeue fails, with several it leaves it out.
-    trouble = "" if "Invalid job id" in trouble else trouble
-    states, foreign = {}, set()
-    for job_id, state, reason, script in _fields(queue, 4):
-        if job_id in scripts and script.strip() != scripts[job_id]:
-            foreign.add(job_id)
-        elif job_id in scripts:
-            states[job_id] = SlurmState(state_word(state), reason, "squeue")
-    missing = sorted(scripts.keys() - states.keys() - foreign)
-    if missing and not trouble and shutil.which("sacct") is not None:
-        fields = "JobID,State,ExitCode"
-        accounting, trouble = _run(cluster, ["sacct", "-n", "-X", "-P", "-D", "-j", ",".join(missing), "-o", fields])
-        # -D lists each restart; the last line of a job is its newest.
-        for job_id, state, exit_code in _fields(accounting, 3):
-            if job_id in missing and state_word(state):
-                states[job_id] = SlurmState(state_word(state), f"exit code {exit_code}", "sacct")
-    return SlurmAnswer(states, trouble)
-
-
-def _fields(text: str, count: int) -> list[list[str]]:
-    rows = [line.strip().split("|", count - 1) for line in text.splitlines()]
-    return [row for row in rows if len(row) == count]
-
-
-def _run(cluster: SlurmCluster, command: list[str]) -> tuple[str, str]:
-    """Output, and what went wrong (empty if nothing): a failing query says nothing about a job."""
-    try:
-        answer = cluster.run(command)
-    except FileNotFoundError:
-        return "", f"there is no {command[0]} on this machine's PATH"
-    except subprocess.TimeoutExpired:
-        return "", f"{command[0]} gave no answer in {_QUERY_TIMEOUT_S} s"
-    if answer.returncode != 0:
-        return "", f"{command[0]}: {answer.stderr.strip() or f'exit code {answer.returncode}'}"
-    return answer.stdout, ""

@@ -1,169 +1,179 @@
-"""Handing a prepared run folder to Slurm or to this machine: the only contact with submitit."""
+"""Handing a prepared run folder to Slurm or to this machine."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import re
-import shlex
-import shutil
+import secrets
 import socket
-import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
 
-import psutil
-from submitit.local.local import LocalExecutor, LocalJob
-from submitit.slurm.slurm import SlurmExecutor, SlurmJob
-
-import hpctrain
-from hpctrain.config.schema import ClusterConfig
-from hpctrain.errors import LaunchError, UnclearSubmissionError
-from hpctrain.launch.environment import job_environment
-from hpctrain.launch.rank_entry import run_rank
+from hpctrain.config.schema import Config, LaunchConfig
+from hpctrain.errors import SubmitLimitError, UnclearSubmissionError
+from hpctrain.launch.environment import job_environment, secret_values, write_environment
+from hpctrain.launch.held_signals import HeldSignals
+from hpctrain.launch.interpreter import interpreter
+from hpctrain.launch.job_search import FoundJob
+from hpctrain.launch.sbatch import Submission, submit_script
+from hpctrain.launch.snapshot import python_path, snapshot_of
+from hpctrain.plan.batch_script import ScriptTarget, sbatch_script
+from hpctrain.plan.chain_rules import num_links
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.record.files import write_record
+from hpctrain.plan.slurm_request import SlurmRequest
+from hpctrain.record.files import write_record, write_text
 from hpctrain.record.paths import RunPaths
+from hpctrain.record.reader import attempt_numbers
 from hpctrain.record.schema import SCHEMA_VERSION, SubmissionRecord
+from hpctrain.text_table import printable
+from hpctrain.units import duration_in_words
 
-_PARSABLE_ANSWER = re.compile(r"^(?P<id>\d+)(;(?P<cluster>[\w.-]+))?$")
-_LOST_ANSWERS = ("timed out", "Unable to contact", "Zero Bytes", "onnection refused", "onnection reset")
-"""What sbatch says when its request may or may not have arrived."""
-_NO_TIME_LIMIT_S = 365 * 24 * 3600
+_LIMIT_PAUSES_S = (10.0, 20.0, 40.0, 60.0, 120.0, 300.0)
 
 
-def submit(run: RunPaths, plan: RunPlan, cluster: ClusterConfig) -> SubmissionRecord:
-    """Submits the run and writes ``submission.json``.
+def submit(run: RunPaths, plan: RunPlan, config: Config) -> SubmissionRecord:
+    """Submits the run and writes ``submission.json``. Signals wait until both is done, then they act.
 
     Raises:
-        LaunchError: sbatch refused (its own words and the whole command are in the message), or its answer is unclear.
+        LaunchError: Slurm refused (its own words and the whole command are in the message), or its answer is unclear.
     """
-    environment = job_environment(os.environ, cluster.inherit_env) | source_path_variable()
-    record = _submit_slurm(run, environment) if plan.cluster_kind == "slurm" else _submit_local(run, plan, environment)
-    try:
-        write_record(run.submission, record)
-    except OSError as error:
-        raise UnclearSubmissionError(
-            f"job {record.job_id} was submitted, but {run.submission} cannot be written ({error.strerror}): status and"
-            " cancel will not know it"
-        ) from None
+    with HeldSignals() as held:
+        environment = submitting_environment(snapshot_of(run), config)
+        write_environment(run, environment, plan.slurm.secret_names)
+        if plan.cluster_kind == "slurm":
+            record = _submit_slurm(run, plan, config, environment, held)
+        elif plan.azureml is not None:
+            from hpctrain.launch.azureml import submit_azureml
+
+            record = submit_azureml(run, plan.azureml)
+        else:
+            from hpctrain.launch.local import submit_local
+
+            record = submit_local(run, plan, environment)
+        try:
+            write_record(run.submission, record)
+        except OSError as error:
+            raise UnclearSubmissionError(
+                f"job {record.job_id} was submitted, but {run.submission} cannot be written ({error.strerror}): status and"
+                " cancel will not know it"
+            ) from None
+        if held.received is not None:
+            print(f"job {record.job_id} was submitted before the signal came\nrun {run.root}")
     return record
 
 
-class _ScriptExecutor(SlurmExecutor):
-    """submitit's Slurm executor with our batch script, our environment and a strict reading of sbatch's answer."""
+def submitting_environment(snapshot: str, config: Config) -> dict[str, str]:
+    """What sbatch (or a local run) is called with, and the job begins with."""
+    environment = job_environment(os.environ, config.cluster.inherit_env) | secret_values(config, os.environ)
+    return environment | python_path(snapshot, environment.get("PYTHONPATH", ""))
 
-    def __init__(self, run: RunPaths, environment: dict[str, str]) -> None:
-        super().__init__(run.submitit)
-        self._script = run.submission_script
-        self._environment = environment
-        self.command: tuple[str, ...] = ("sbatch", "--parsable", str(self._script))
-        self.slurm_cluster = ""
 
-    def _submit_command(self, command: str) -> SlurmJob[Any]:
-        del command  # the script has it
-        answer = subprocess.run(
-            self.command, env=self._environment, capture_output=True, text=True, errors="replace", check=False
+def new_key() -> str:
+    """A text by which the job of one submission is told from all others."""
+    return f"hpctrain-{secrets.token_hex(8)}"
+
+
+def _submit_slurm(
+    run: RunPaths, plan: RunPlan, config: Config, environment: Mapping[str, str], held: HeldSignals
+) -> SubmissionRecord:
+    key = new_key()
+    first_attempt = max(attempt_numbers(run), default=0) + 1
+    target = ScriptTarget(
+        str(run.root),
+        interpreter(),
+        snapshot_of(run),
+        key=key if config.launch.comment_key else "",
+        first_attempt=first_attempt,
+    )
+    write_text(run.submission_script, sbatch_script(plan.slurm, target))
+    submission = Submission(run.submission_script, environment, key, retry_s=config.launch.submit_retry_s)
+    job = submit_patiently(submission, config.launch, held, plan.slurm)
+    submission.forget_answer()
+    record = slurm_record(submission, job, job.job_id, first_attempt)
+    if config.launch.chain != "dependency":
+        return record
+    return dataclasses.replace(record, chain=_submit_links(run, plan, config, submission, job.job_id, held))
+
+
+def _submit_links(
+    run: RunPaths, plan: RunPlan, config: Config, submission: Submission, first_job: str, held: HeldSignals
+) -> tuple[str, ...]:
+    """The later jobs of the chain; says so where Slurm does not take all of them, since the first one is submitted."""
+    from hpctrain.launch.chain import ChainBrokenError, step_seconds, submit_links
+    from hpctrain.record.open_attempt import newest_step
+
+    count = num_links(config, step_seconds(run, plan), newest_step(run))
+
+    def submit_link(link: Submission) -> str:
+        job = submit_patiently(link, config.launch, held, plan.slurm)
+        link.forget_answer()
+        return job.job_id
+
+    try:
+        return submit_links(submission, first_job, count, submit_link)
+    except ChainBrokenError as error:
+        print(
+            printable(f"hpctrain: {error}\nthe run ends with the last of them; then: resume", kept=""), file=sys.stderr
         )
-        told = f"$ {shlex.join(self.command)}\n{answer.stdout}{answer.stderr}".rstrip()
-        if answer.returncode != 0 and any(words in answer.stderr for words in _LOST_ANSWERS):
-            raise UnclearSubmissionError(
-                f"the controller did not answer, so a job may have been submitted; the run folder stays. Look with squeue"
-                f" before you submit again:\n{told}"
-            )
-        if answer.returncode != 0:
-            raise LaunchError(
-                f"Slurm refused the job (exit code {answer.returncode}):\n{told}{_valid_names(answer.stderr)}"
-            )
-        matches = [match for line in answer.stdout.splitlines() if (match := _PARSABLE_ANSWER.match(line.strip()))]
-        if not matches:
-            raise UnclearSubmissionError(
-                f"a job may have been submitted, but sbatch's answer holds no job id; the run folder stays:\n{told}"
-            )
-        self.slurm_cluster = matches[-1]["cluster"] or ""
-        return SlurmJob(folder=self.folder, job_id=matches[-1]["id"])
+        return error.ids
 
 
-def _valid_names(stderr: str) -> str:
-    """The site's partitions, where the partition was the trouble."""
-    if "partition" not in stderr.lower():
-        return ""
-    if shutil.which("sinfo") is None:
-        return ""
-    answer = subprocess.run(["sinfo", "-h", "-o", "%R"], capture_output=True, text=True, check=False)
-    names = sorted(set(answer.stdout.split()))
-    return f"\nknown partitions: {', '.join(names)}" if names else ""
+def slurm_record(submission: Submission, job: FoundJob, job_id: str, first_attempt: int = 1) -> SubmissionRecord:
+    """What a run folder keeps of its submission.
 
-
-def _submit_slurm(run: RunPaths, environment: dict[str, str]) -> SubmissionRecord:
-    executor = _ScriptExecutor(run, environment)
-    job = executor.submit(run_rank, str(run.root))
+    Args:
+        submission: of the run's job, or of the array that it is a task of.
+        job: what became of it.
+        job_id: of the run: the job's, or ``JOB_TASK`` in an array.
+        first_attempt: number of the first start that the submission makes.
+    """
     return SubmissionRecord(
         schema_version=SCHEMA_VERSION,
         cluster_kind="slurm",
-        job_id=job.job_id,
+        job_id=job_id,
         submitted_at_s=time.time(),
         host=socket.gethostname(),
-        slurm_cluster=executor.slurm_cluster,
-        slurm_conf=os.environ.get("SLURM_CONF", ""),
-        command=executor.command,
+        slurm_cluster=job.slurm_cluster,
+        slurm_conf=submission.environment.get("SLURM_CONF", ""),
+        command=submission.command,
+        first_attempt=first_attempt,
+        key=submission.key,
     )
 
 
-class _DetachedExecutor(LocalExecutor):
-    """submitit's local executor with our environment, and a controller that holds no terminal or pipe of the submitter."""
+def submit_patiently(
+    submission: Submission, launch: LaunchConfig, held: HeldSignals, request: SlurmRequest
+) -> FoundJob:
+    """``submit_script``, again and again for ``launch.submit_wait_min`` where a limit of jobs is reached.
 
-    def __init__(self, run: RunPaths, environment: dict[str, str]) -> None:
-        super().__init__(run.submitit)
-        self._environment = environment
-        self._log = run.logs / "controller.log"
-
-    def _submit_command(self, command: str) -> LocalJob[Any]:
-        num_ranks = self.parameters["tasks_per_node"]
-        variables = {
-            "SUBMITIT_EXECUTOR": "local",
-            "SUBMITIT_LOCAL_COMMAND": command,
-            "SUBMITIT_LOCAL_NTASKS": str(num_ranks),
-            "SUBMITIT_LOCAL_NODEID": "0",
-            "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
-            "SUBMITIT_LOCAL_TIMEOUT_S": str(_NO_TIME_LIMIT_S),
-            "SUBMITIT_LOCAL_SIGNAL_DELAY_S": "0",
-            "SUBMITIT_LOCAL_WITH_SHELL": "",
-            "SUBMITIT_STDERR_TO_STDOUT": "1",
-        }
-        with self._log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "submitit.local._local", str(self.folder)],
-                env=self._environment | variables,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+    Raises:
+        LaunchError: see ``submit_script``.
+    """
+    deadline = time.monotonic() + 60 * launch.submit_wait_min
+    for number in range(sys.maxsize):
+        try:
+            return submit_script(submission, held, _site_hint(submission, request))
+        except SubmitLimitError as error:
+            rest_s = deadline - time.monotonic()
+            if rest_s <= 0 or held.received is not None:
+                raise
+            pause_s = min(_LIMIT_PAUSES_S[min(number, len(_LIMIT_PAUSES_S) - 1)], rest_s)
+            first_line = str(error).splitlines()[0]
+            told = (
+                f"hpctrain: {first_line}; tries again in {duration_in_words(pause_s)}, for {duration_in_words(rest_s)}"
             )
-        return LocalJob(folder=self.folder, job_id=str(process.pid), process=process, tasks=list(range(num_ranks)))
+            print(printable(told, kept=""), file=sys.stderr, flush=True)
+            held.pause(pause_s)
+    raise AssertionError("unreachable")
 
 
-def _submit_local(run: RunPaths, plan: RunPlan, environment: dict[str, str]) -> SubmissionRecord:
-    """submitit's local executor starts one process a rank under a controller that outlives this one."""
-    fixed = {"PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        # In an allocation this list says which GPUs are ours.
-        fixed["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
-    executor = _DetachedExecutor(run, environment | fixed | plan.slurm.environment)
-    executor.update_parameters(tasks_per_node=plan.layout.gpus_per_node)
-    job = executor.submit(run_rank, str(run.root))
-    return SubmissionRecord(
-        schema_version=SCHEMA_VERSION,
-        cluster_kind="local",
-        job_id=job.job_id,
-        submitted_at_s=time.time(),
-        host=socket.gethostname(),
-        process_started_at_s=psutil.Process(int(job.job_id)).create_time(),
-    )
+def _site_hint(submission: Submission, request: SlurmRequest) -> Callable[[str], str]:
+    """The site's valid names for what Slurm's words speak of; asked only after a refusal."""
 
+    def hint(words: str) -> str:
+        from hpctrain.launch.site_step import refusal_hint
 
-def source_path_variable() -> dict[str, str]:
-    """PYTHONPATH for the ranks where the package is not installed but run from its source folder."""
-    parent = Path(hpctrain.__file__).resolve().parent.parent
-    return {} if parent.name in ("site-packages", "dist-packages") else {"PYTHONPATH": str(parent)}
+        return refusal_hint(words, request, submission.environment.get("SLURM_CONF", ""))
+
+    return hint

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 
+from hpctrain.plan.azureml_job import AzureMlTarget, azureml_job_text
+from hpctrain.plan.render_scripts import UNNAMED_RUN_DIR, UNNAMED_SNAPSHOT, planned_script
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.plan.slurm_request import sbatch_script
 from hpctrain.units import duration_in_words, gib, parse_slurm_time, short_count
-
-UNNAMED_RUN_DIR = "RUN_DIR"
-"""Stands for the run folder, which gets its name at submission."""
 
 
 def render_plan(plan: RunPlan, python: str) -> str:
@@ -21,7 +19,10 @@ def render_plan(plan: RunPlan, python: str) -> str:
         _speed(plan),
     ]
     if plan.cluster_kind == "slurm":
-        parts.append("batch script\n" + _indented(sbatch_script(plan.slurm, UNNAMED_RUN_DIR, python)))
+        parts.append("batch script\n" + _indented(planned_script(plan.slurm, python)))
+    if plan.azureml is not None:
+        target = AzureMlTarget(UNNAMED_RUN_DIR, UNNAMED_RUN_DIR, UNNAMED_SNAPSHOT)
+        parts.append("AzureML command job\n" + _indented(azureml_job_text(plan.azureml, target)))
     parts.append("DeepSpeed configuration\n" + _indented(json.dumps(plan.ds_config, indent=2)))
     if plan.problems:
         parts.append("problems\n" + _indented("\n".join(map(str, plan.problems))))

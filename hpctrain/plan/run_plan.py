@@ -11,9 +11,12 @@ from hpctrain.config.schema import (
     ActivationCheckpointing,
     Config,
     DeviceKind,
+    HardwareConfig,
     Precision,
 )
 from hpctrain.errors import Problem
+from hpctrain.plan.azureml_job import AzureMlRequest, azureml_problems, build_azureml_request
+from hpctrain.plan.chain_rules import chain_notes, chain_problems, chain_warnings
 from hpctrain.plan.ds_config import build_ds_config
 from hpctrain.plan.flops import StepFlops, step_flops
 from hpctrain.plan.layout import Batch, Layout, resolve_batch
@@ -21,10 +24,9 @@ from hpctrain.plan.memory import MemoryEstimate, estimate_memory
 from hpctrain.plan.model_shape import ModelShape, resolve_model_shape
 from hpctrain.plan.slurm_request import SlurmRequest, build_slurm_request, request_warnings
 from hpctrain.plan.step_time import StepPrediction, predict_step
+from hpctrain.secret_text import redact_text
 
 PLAN_SCHEMA_VERSION = 1
-RANK_IDENTITY = tuple("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE NODE_RANK CROSS_RANK CROSS_SIZE".split())
-"""Variables that tell a rank who it is; nobody may set them for all ranks."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class RunPlan:
     ds_config: dict[str, Any]
     data_name: str
     cluster_name: str
-    cluster_kind: Literal["slurm", "local"]
+    cluster_kind: Literal["slurm", "local", "azureml"]
     slurm: SlurmRequest
     """What Slurm would be asked for; cluster_kind=local takes its ranks and environment from here too."""
     problems: tuple[Problem, ...]
@@ -64,10 +66,16 @@ class RunPlan:
     prediction_gap: str = ""
     achievable_tflops_per_gpu: float | None = None
     """Best measured matmul rate of the hardware in ``precision``; None: not stated."""
+    payload: Literal["train", "launch_check"] = "train"
+    """What the ranks do: train, or only meet and measure themselves."""
+    start_timeout_min: int = 30
+    """Minutes that ranks wait for each other at the start."""
+    azureml: AzureMlRequest | None = None
+    """What AzureML would be asked for, where the job goes there."""
 
     def blocking_problems(self, force: bool) -> tuple[Problem, ...]:
-        """What keeps it from being submitted; ``force`` lets pass what is short of memory by the estimate."""
-        return tuple(problem for problem in self.problems if not (force and problem.kind == "memory"))
+        """What keeps it from being submitted; ``force`` lets pass what is short by the estimate or by the site's word."""
+        return tuple(problem for problem in self.problems if not (force and problem.kind in ("memory", "site")))
 
     def to_json(self) -> str:
         """The plan for machines; derived totals are written beside their terms."""
@@ -102,6 +110,8 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
     )
     problems = (*shape_problems, *batch_problems, *_value_problems(config, shape, seq_len))
     memory = estimate_memory(shape, layout, batch, config.parallelism, config.hardware, precision, choice.checkpointing)
+    # A launch check builds no model.
+    memory_problems = memory.problems() if config.training.payload == "train" else ()
     flops = step_flops(shape, seq_len, batch.global_batch_size, choice.checkpointing, config.parallelism.zero_stage)
     prediction, prediction_gap = predict_step(
         shape, layout, batch, config.parallelism, config.hardware, precision, choice.checkpointing, flops
@@ -109,12 +119,16 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
     ds_config = build_ds_config(
         shape.num_parameters, batch, config.parallelism, config.training, precision, config.hardware.device == "cuda"
     )
-    name = config.run.name or f"{shape.name}-{config.nodes}n-{config.parallelism.name}"
-    slurm, slurm_problems = build_slurm_request(name, config.cluster, config.hardware, layout, rank_environment(config))
+    name = redact_text(config.run.name or f"{shape.name}-{config.nodes}n-{config.parallelism.name}")
+    slurm, slurm_problems = build_slurm_request(name, config, layout)
     return RunPlan(
         schema_version=PLAN_SCHEMA_VERSION,
         name=name,
-        assumptions=assumptions + choice.assumptions,
+        assumptions=(
+            *assumptions,
+            *choice.assumptions,
+            *chain_notes(config, prediction.step_time_s if prediction else None),
+        ),
         warnings=_warnings(config, layout),
         model=shape,
         num_parameters=shape.num_parameters,
@@ -135,16 +149,21 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         cluster_name=config.cluster.name,
         cluster_kind=config.cluster.kind,
         slurm=slurm,
-        problems=(*problems, *_local_problems(config), *slurm_problems, *memory.problems()),
+        problems=(
+            *problems,
+            *_slurm_only_problems(config),
+            *azureml_problems(config, slurm.secret_names),
+            *chain_problems(config),
+            *slurm_problems,
+            *memory_problems,
+        ),
         prediction=prediction,
         prediction_gap=prediction_gap,
         achievable_tflops_per_gpu=config.hardware.achievable_tflops.get(precision),
+        payload=config.training.payload,
+        start_timeout_min=config.training.start_timeout_min,
+        azureml=build_azureml_request(config, layout, slurm.environment) if config.cluster.kind == "azureml" else None,
     )
-
-
-def rank_environment(config: Config) -> dict[str, str]:
-    """The user's environment variables as text, ``true`` and ``false`` as ``1`` and ``0``."""
-    return {name: str(int(value)) if isinstance(value, bool) else str(value) for name, value in config.env.items()}
 
 
 @dataclass(frozen=True)
@@ -228,13 +247,6 @@ def _value_problems(config: Config, shape: ModelShape, seq_len: int) -> list[Pro
                 f"nearest: {training.learning_rate}",
             )
         )
-    problems += [
-        Problem(
-            f"env.{name}", str(config.env[name]), "every rank has its own value, computed in its task", "leave it out"
-        )
-        for name in RANK_IDENTITY
-        if name in config.env
-    ]
     if config.data.kind == "text" and config.data.path is None:
         problems.append(Problem("data.path", "null", "data=text reads a file or folder", "set data.path=FILE"))
     if config.data.kind != "text" and config.data.path is not None:
@@ -252,21 +264,32 @@ _SLURM_ONLY = (
 ).split()
 
 
-def _local_problems(config: Config) -> list[Problem]:
+def _slurm_only_problems(config: Config) -> list[Problem]:
     """Keys that ask something of Slurm, where there is none."""
-    if config.cluster.kind != "local":
+    kind = config.cluster.kind
+    if kind == "slurm":
         return []
+    # AzureML has a time limit, too.
+    keys = [key for key in _SLURM_ONLY if not (kind == "azureml" and key == "time")]
     return [
-        Problem(f"cluster.{key}", str(value), "is asked of Slurm, and cluster=local has none", "leave it out")
-        for key in _SLURM_ONLY
+        Problem(f"cluster.{key}", str(value), f"is asked of Slurm, and cluster={kind} has none", "leave it out")
+        for key in keys
         if (value := getattr(config.cluster, key))
     ]
+
+
+def no_cpus_warning(hardware: HardwareConfig) -> str:
+    """Told where nobody says how many CPUs a rank gets; a site that was asked may."""
+    return (
+        f"hardware={hardware.name} states no cores and cluster.cpus_per_task is not set:"
+        " Slurm gives its default, often one core a rank"
+    )
 
 
 def _warnings(config: Config, layout: Layout) -> tuple[str, ...]:
     """What is allowed and often not meant."""
     training = config.training
-    warnings = list(request_warnings(config.cluster, layout))
+    warnings = [*request_warnings(config.cluster, config.hardware, layout), *chain_warnings(config)]
     if training.warmup_steps >= training.num_steps:
         warnings.append(
             f"training.warmup_steps={training.warmup_steps} is not below training.num_steps={training.num_steps}:"
@@ -277,8 +300,5 @@ def _warnings(config: Config, layout: Layout) -> tuple[str, ...]:
         and config.cluster.cpus_per_task is None
         and config.hardware.cpu_cores_per_node is None
     ):
-        warnings.append(
-            f"hardware={config.hardware.name} states no cores and cluster.cpus_per_task is not set:"
-            " Slurm gives its default, often one core a rank"
-        )
+        warnings.append(no_cpus_warning(config.hardware))
     return tuple(warnings)

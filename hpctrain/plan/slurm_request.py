@@ -1,33 +1,34 @@
-"""The Slurm request of a run and the batch script that carries it; pure text, tested without Slurm."""
+"""The Slurm request of a run: what is asked for, and what is wrong with it; ``batch_script`` writes it down."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
-import shlex
 from dataclasses import dataclass, field
 
-from hpctrain.config.schema import ClusterConfig, HardwareConfig
-from hpctrain.errors import Problem, nearest_names
+from hpctrain.config.schema import ClusterConfig, Config, ContainerConfig, HardwareConfig
+from hpctrain.errors import Problem
+from hpctrain.plan.container import container_problems, container_warnings
+from hpctrain.plan.job_variables import secret_variables, stated_variables, variable_problems
 from hpctrain.plan.layout import Layout
+from hpctrain.plan.sbatch_options import (
+    MEMORY_FORM,
+    MEMORY_RULE,
+    TIME_FORMS,
+    asks_for_cpus,
+    extra_options,
+    extra_problems,
+)
+from hpctrain.secret_text import holds_secret, redact_text
 from hpctrain.units import duration_in_words, parse_slurm_time
 
-_EXTRA_OPTIONS = frozenset(
-    "acctg-freq batch bb bbf begin clusters cluster-constraint container contiguous core-spec cores-per-socket"
-    " cpu-freq cpus-per-gpu deadline delay-boot dependency distribution extra-node-info gid"
-    " gpu-bind gpu-freq gpus gpus-per-socket gpus-per-task gres-flags hint hold ignore-pbs kill-on-invalid-dep"
-    " licenses mail-type mail-user mcs-label mem-bind mem-per-cpu mem-per-gpu mincpus network nice no-kill"
-    " ntasks-per-core ntasks-per-socket overcommit oversubscribe power prefer priority profile propagate reboot"
-    " segment sockets-per-node spread-job switches thread-spec threads-per-core time-min tmp tres-per-task uid"
-    " use-min-nodes wait-all-nodes wckey x11".split()
-)
-"""Long options of sbatch(1) that a site may need. Source: the manual pages of Slurm 22.05 to 24.11."""
 _SHORT_LIMIT_S = 600
-_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OWN_OPTIONS = frozenset(
-    "nodes ntasks ntasks-per-node job-name output error open-mode time partition account qos constraint reservation"
-    " nodelist exclude comment exclusive mem cpus-per-task gpus-per-node gres signal requeue no-requeue export"
-    " chdir array".split()
+_SRUN_OWN = frozenset(
+    "output error input export nodes ntasks ntasks-per-node cpus-per-task open-mode jobid multi-prog pty container-image"
+    " container-mounts".split()
 )
+"""Options of srun that the batch script sets, or that would start something else than one task a GPU."""
+_SRUN_OWN_SHORT = tuple("-o -e -i -N -n -c".split())
 
 
 @dataclass(frozen=True)
@@ -40,27 +41,50 @@ class SlurmRequest:
     cpus_per_task: int | None
     options: dict[str, str] = field(default_factory=dict)
     """Long sbatch option to value; an empty value is a flag."""
-    requeue: bool = True
+    requeue: bool | None = True
+    """None: as the site has it."""
     setup: tuple[str, ...] = ()
     srun_args: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    """Variables that the script sets; none of them is secret."""
+    secret_names: tuple[str, ...] = ()
+    """Variables that the job must get from what sbatch is called with; their values are in no file."""
+    inherit_env: bool = False
+    takes_key: bool = True
+    """Its comment is free for the text by which the job is found again."""
+    container: ContainerConfig = field(default_factory=ContainerConfig)
+    has_gpus: bool = False
+    is_chain: bool = False
+    """At its end the script requeues its job, or cancels the later jobs of the chain that are not needed."""
 
 
-def build_slurm_request(
-    job_name: str, cluster: ClusterConfig, hardware: HardwareConfig, layout: Layout, env: dict[str, str]
-) -> tuple[SlurmRequest, tuple[Problem, ...]]:
+def build_slurm_request(job_name: str, config: Config, layout: Layout) -> tuple[SlurmRequest, tuple[Problem, ...]]:
     """The request for one run, and what is wrong with it."""
-    gpu_option = _gpu_option(cluster, hardware)
+    cluster, hardware = config.cluster, config.hardware
+    gpus = gpu_option(cluster, hardware)
+    extra = extra_options(cluster.extra)
     problems = [
         *_time_problems(cluster),
-        *_extra_problems(cluster),
-        *_gpu_problems(cluster, gpu_option),
-        *_text_problems(cluster, env),
+        *extra_problems(cluster, gpus, config.launch.chain),
+        *_text_problems(cluster),
+        *_srun_problems(cluster),
+        *_secret_problems(config),
+        *variable_problems(config),
+        *container_problems(cluster.container),
     ]
+    if cluster.container.runtime != "none" and cluster.kind != "slurm":
+        rule = f"is started by srun, and cluster={cluster.name} has none"
+        problems.append(Problem("cluster.container.runtime", cluster.container.runtime, rule, "leave it out"))
+    if config.launch.chain == "requeue" and cluster.requeue is False:
+        rule = "launch.chain=requeue starts the same job again, which this forbids"
+        problems.append(Problem("cluster.requeue", "false", rule, "set it to true, or launch.chain=dependency"))
     cpus_per_task = cluster.cpus_per_task
-    if cpus_per_task is None and hardware.cpu_cores_per_node is not None:
+    if cpus_per_task is None and hardware.cpu_cores_per_node is not None and not asks_for_cpus(extra):
         cpus_per_task = max(1, hardware.cpu_cores_per_node // layout.gpus_per_node)
-    options = {
+    # A gres of another kind stands beside ours in one option.
+    if "gres" in gpus and "gres" in extra:
+        extra["gres"] = f"{gpus['gres']},{extra['gres']}"
+    options: dict[str, str | bool | None] = {
         "time": cluster.time,
         "partition": cluster.partition,
         "account": cluster.account,
@@ -71,10 +95,10 @@ def build_slurm_request(
         "exclude": cluster.exclude,
         "comment": cluster.comment,
         "mem": cluster.memory_per_node,
-        "exclusive": True if cluster.exclusive else None,
-        **gpu_option,
-        "signal": f"USR1@{cluster.signal_lead_s}",
-        **{key.replace("_", "-"): value for key, value in cluster.extra.items()},
+        "exclusive": cluster.exclusive,
+        **gpus,
+        "signal": f"{cluster.signal}@{cluster.signal_lead_s}" if cluster.signal else None,
+        **extra,
     }
     request = SlurmRequest(
         job_name=slurm_safe_name(job_name),
@@ -82,16 +106,32 @@ def build_slurm_request(
         tasks_per_node=layout.gpus_per_node,
         cpus_per_task=cpus_per_task,
         options={
-            name: "" if value is True else str(value)
+            name: "" if value is True else redact_text(str(value))
             for name, value in options.items()
             if value is not None and value is not False
         },
         requeue=cluster.requeue,
-        setup=cluster.setup,
-        srun_args=cluster.srun_args,
-        environment=env,
+        setup=tuple(map(redact_text, cluster.setup)),
+        srun_args=tuple(map(redact_text, cluster.srun_args)),
+        environment={name: value for name, value in stated_variables(config).items() if not holds_secret(name, value)},
+        secret_names=secret_variables(config),
+        inherit_env=cluster.inherit_env,
+        takes_key=config.launch.comment_key and cluster.comment is None,
+        container=_without_secrets(cluster.container),
+        has_gpus=hardware.device == "cuda",
+        is_chain=config.launch.chain != "none",
     )
     return request, tuple(problems)
+
+
+def _without_secrets(container: ContainerConfig) -> ContainerConfig:
+    """The same, unless it holds a secret: such a request is refused, and must not be shown with it either."""
+    return dataclasses.replace(
+        container,
+        image=None if container.image is None else redact_text(container.image),
+        mounts=tuple(map(redact_text, container.mounts)),
+        args=tuple(map(redact_text, container.args)),
+    )
 
 
 def slurm_safe_name(name: str) -> str:
@@ -103,7 +143,8 @@ def slurm_safe_name(name: str) -> str:
     return re.sub(r"[^\w.=+-]+", "-", name, flags=re.ASCII).strip("-") or "hpctrain"
 
 
-def _gpu_option(cluster: ClusterConfig, hardware: HardwareConfig) -> dict[str, str]:
+def gpu_option(cluster: ClusterConfig, hardware: HardwareConfig) -> dict[str, str]:
+    """The sbatch option that asks for a node's GPUs; empty: none are asked for."""
     form = cluster.gpu_request
     if form == "auto":
         form = "gpus_per_node" if hardware.device == "cuda" else "none"
@@ -113,28 +154,16 @@ def _gpu_option(cluster: ClusterConfig, hardware: HardwareConfig) -> dict[str, s
     return {"gres": f"gpu:{count}"} if form == "gres" else {"gpus-per-node": count}
 
 
-def _gpu_problems(cluster: ClusterConfig, gpu_option: dict[str, str]) -> list[Problem]:
-    """A second way to ask for GPUs contradicts the first."""
-    names = {key.replace("_", "-"): key for key in cluster.extra}
-    return [
-        Problem(
-            f"cluster.extra.{names[name]}",
-            str(cluster.extra[names[name]]),
-            f"--{name} contradicts --{next(iter(gpu_option))}={next(iter(gpu_option.values()))}",
-            "leave it out, or set cluster.gpu_request=none",
-        )
-        for name in ("gpus", "gpus-per-task", "gpus-per-socket")
-        if name in names and gpu_option
-    ]
-
-
-def request_warnings(cluster: ClusterConfig, layout: Layout) -> tuple[str, ...]:
+def request_warnings(cluster: ClusterConfig, hardware: HardwareConfig, layout: Layout) -> tuple[str, ...]:
     """What is allowed and often not meant."""
     warnings = []
-    if any(key.replace("_", "-") == "gpu-bind" for key in cluster.extra):
-        warnings.append(
-            "cluster.extra.gpu-bind hides a node's GPUs from each other: NCCL then goes through host memory"
-        )
+    bound = [f"cluster.extra.{key}" for key in cluster.extra if key.replace("_", "-") == "gpu-bind"]
+    bound += [f"cluster.srun_args={word}" for word in cluster.srun_args if word.startswith("--gpu-bind")]
+    if bound:
+        option = bound[0].replace("_", "-") if bound[0].startswith("cluster.extra") else bound[0]
+        warnings.append(f"{option} hides a node's GPUs from each other: NCCL then goes through host memory")
+    if cluster.gpu_type is not None and not gpu_option(cluster, hardware):
+        warnings.append(f"cluster.gpu_type={cluster.gpu_type} is not used: no GPU is asked for (cluster.gpu_request)")
     try:
         limit_s = None if cluster.time is None else parse_slurm_time(cluster.time)
     except ValueError:  # told among the problems
@@ -144,7 +173,7 @@ def request_warnings(cluster: ClusterConfig, layout: Layout) -> tuple[str, ...]:
         warnings.append(
             f"cluster.time={cluster.time} is {words}: short for {layout.num_nodes} nodes; hours are H:MM:SS"
         )
-    return tuple(warnings)
+    return (*warnings, *container_warnings(cluster.container, layout))
 
 
 def _time_problems(cluster: ClusterConfig) -> list[Problem]:
@@ -153,126 +182,76 @@ def _time_problems(cluster: ClusterConfig) -> list[Problem]:
     try:
         limit_s = parse_slurm_time(cluster.time)
     except ValueError as error:
-        forms = "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes[:seconds]"
-        return [Problem("cluster.time", cluster.time, str(error), f"write it as {forms}")]
-    if limit_s is not None and cluster.signal_lead_s >= limit_s:
+        return [Problem("cluster.time", cluster.time, str(error), f"write it as {TIME_FORMS}")]
+    if limit_s is not None and cluster.signal and cluster.signal_lead_s >= limit_s:
         rule = f"the warning must come after the start and before cluster.time={cluster.time} ({limit_s} s)"
         return [Problem("cluster.signal_lead_s", str(cluster.signal_lead_s), rule, f"nearest: {max(1, limit_s // 2)}")]
     return []
 
 
-def _text_problems(cluster: ClusterConfig, env: dict[str, str]) -> list[Problem]:
+def _text_problems(cluster: ClusterConfig) -> list[Problem]:
     """What a shell script or its directives cannot carry."""
     texts = {f"cluster.{key}": value for key, value in vars(cluster).items() if isinstance(value, str)}
-    texts |= {f"cluster.extra.{key}": str(value) for key, value in cluster.extra.items()}
     problems = [
         Problem(key, repr(value), "must be printable and on one line, or it ends the directives", "take the sign out")
         for key, value in texts.items()
         if not value.isprintable()
     ]
     problems += [
-        Problem(f"env.{name}", value, "is no name of an environment variable", "letters, digits and _, no digit first")
-        for name, value in env.items()
-        if not _VARIABLE_NAME.fullmatch(name)
+        Problem(key, value, "must be the value alone", f"write {value.lstrip('-').partition('=')[2] or 'the value'}")
+        for key, value in texts.items()
+        if value.startswith("--")
     ]
-    memory_forms = [key for key in cluster.extra if key.replace("_", "-") in ("mem-per-cpu", "mem-per-gpu")]
-    if cluster.memory_per_node is not None and memory_forms:
-        rule = f"contradicts cluster.memory_per_node={cluster.memory_per_node}: Slurm takes one of them"
-        key = memory_forms[0]
-        problems.append(Problem(f"cluster.extra.{key}", str(cluster.extra[key]), rule, "leave one out"))
+    if cluster.memory_per_node is not None and not MEMORY_FORM.fullmatch(cluster.memory_per_node):
+        problems.append(Problem("cluster.memory_per_node", cluster.memory_per_node, *MEMORY_RULE))
+    if cluster.gpu_type is not None and not re.fullmatch(r"[\w.-]+", cluster.gpu_type):
+        rule = "must be the name alone of a GPU type in the site's gres.conf"
+        problems.append(Problem("cluster.gpu_type", cluster.gpu_type, rule, "such as a100; sinfo -o %G lists them"))
+    problems += [
+        Problem("cluster.setup", repr(line), "holds a sign that a script cannot", "take the sign out")
+        for line in cluster.setup
+        if "\0" in line
+    ]
     return problems
 
 
-def _extra_problems(cluster: ClusterConfig) -> list[Problem]:
+def _srun_problems(cluster: ClusterConfig) -> list[Problem]:
+    """Words that srun would take for the program, or options that the script sets."""
     problems = []
-    for key in cluster.extra:
-        name = key.replace("_", "-")
-        if name in _OWN_OPTIONS:
-            problems.append(
-                Problem(
-                    f"cluster.extra.{key}",
-                    str(cluster.extra[key]),
-                    f"--{name} is set by hpctrain itself",
-                    "use the key of the group cluster (or nodes, hardware.gpus_per_node, run.name)",
-                )
+    for word in cluster.srun_args:
+        name = word.lstrip("-").partition("=")[0]
+        if not word.startswith("-") or word in ("-", "--"):
+            rule, fix = (
+                "srun would take this word for the program to start",
+                "write an option and its value as one word",
             )
-        elif name not in _EXTRA_OPTIONS:
-            close = nearest_names(name, _EXTRA_OPTIONS | _OWN_OPTIONS)
-            fix = f"nearest: {', '.join(close)}" if close else "see sbatch(1)"
-            problems.append(
-                Problem(f"cluster.extra.{key}", str(cluster.extra[key]), "is no long option of sbatch", fix)
-            )
+        elif not word.isprintable():
+            rule, fix = "must be printable and on one line", "take the sign out"
+        elif (word.startswith("--") and name in _SRUN_OWN) or word.startswith(_SRUN_OWN_SHORT):
+            rule, fix = "is set by the batch script itself", "leave it out"
+        else:
+            continue
+        problems.append(Problem("cluster.srun_args", word, rule, fix))
     return problems
 
 
-def sbatch_script(request: SlurmRequest, run_dir: str, python: str) -> str:
-    """The batch script, whole.
-
-    Args:
-        request: what is asked for.
-        run_dir: absolute path of the run folder, without ``%`` (sbatch expands it in output paths).
-        python: absolute path of the interpreter on the nodes.
-
-    ``--export=ALL`` is safe since ``hpctrain.launch.environment`` defines what sbatch is called with. Variables of an outer
-    job that would contradict the request are removed once more, for a script that is submitted by hand.
-
-    The script keeps the first failing code of the step and hands it to ``close_attempt``, which writes the end marker where
-    the ranks could not (killed, out of memory, srun refused).
-    """
-    directives = [
-        f"--job-name={request.job_name}",
-        f"--nodes={request.num_nodes}",
-        f"--ntasks-per-node={request.tasks_per_node}",
-        *([f"--cpus-per-task={request.cpus_per_task}"] if request.cpus_per_task else []),
-        *(f"--{name}={value}" if value else f"--{name}" for name, value in request.options.items()),
-        "--requeue" if request.requeue else "--no-requeue",
-        "--open-mode=append",
-        f"--output={run_dir}/logs/batch.log",
-        "--export=ALL",
+def _secret_problems(config: Config) -> list[Problem]:
+    """Secrets in what is written to the batch script or the records."""
+    cluster, container = config.cluster, config.cluster.container
+    texts = [(f"cluster.{key}", value) for key, value in vars(cluster).items() if isinstance(value, str)]
+    texts += [(f"cluster.extra.{key}", str(value)) for key, value in cluster.extra.items()]
+    texts += [(f"cluster.azureml.{key}", str(value)) for key, value in cluster.azureml.items()]
+    texts += [("cluster.setup", line) for line in cluster.setup]
+    texts += [("cluster.srun_args", word) for word in cluster.srun_args]
+    texts += [("cluster.container.image", container.image or "")]
+    texts += [("cluster.container.mounts", word) for word in container.mounts]
+    texts += [("cluster.container.args", word) for word in container.args]
+    texts += [("data.path", config.data.path or ""), ("run.root", config.run.root), ("run.note", config.run.note)]
+    texts += [("run.name", config.run.name or "")]
+    rule = "holds a secret, which would be written to the run folder"
+    advice = "export it in your shell and name it in env_from_shell=[NAME]"
+    return [
+        Problem(key, text, rule, f"{advice}; write $NAME here" if key == "cluster.setup" else f"leave it out; {advice}")
+        for key, text in texts
+        if holds_secret(key.rpartition(".")[2], text)
     ]
-    srun = [
-        "srun",
-        "--export=ALL",
-        "--kill-on-bad-exit=1",
-        "--wait=60",
-        "--unbuffered",
-        "--open-mode=append",
-        f"--output={run_dir}/logs/rank-%t.log",
-        *([f"--cpus-per-task={request.cpus_per_task}"] if request.cpus_per_task else []),
-        *request.srun_args,
-    ]
-    lines = [
-        "#!/bin/bash",
-        *(f"#SBATCH {_directive(option)}" for option in directives),
-        "",
-        "unset SLURM_EXPORT_ENV SRUN_CPUS_PER_TASK SLURM_TRES_PER_TASK",
-        "export PYTHONUTF8=1 PYTHONUNBUFFERED=1 SUBMITIT_EXECUTOR=slurm",
-        *(f"export {name}={shlex.quote(value)}" for name, value in request.environment.items()),
-        f"run_dir={shlex.quote(run_dir)}",
-        f"python={shlex.quote(python)}",
-        *_setup_lines(request.setup),
-        "",
-        shlex.join(srun) + " \\",
-        '    "$python" -u -m submitit.core._submit "$run_dir/logs/submitit"',
-        "code=$?",
-        '"$python" -m hpctrain.record.close_attempt "$run_dir" "$code"',
-        'exit "$code"',
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _setup_lines(setup: tuple[str, ...]) -> list[str]:
-    """Each line of the user's, and the end of the job where it fails: ranks must not start without their modules."""
-    if not setup:
-        return []
-    close = '"$python" -m hpctrain.record.close_attempt "$run_dir" "$1" "cluster.setup: $2"'
-    lines = ["setup_failed() {", f"    {close}", '    exit "$1"', "}"]
-    for line in setup:
-        lines += [f"{{ {line}", f"}} || setup_failed $? {shlex.quote(line)}"]
-    return lines
-
-
-def _directive(option: str) -> str:
-    """sbatch splits directives at blanks and honours quotes."""
-    return option if re.fullmatch(r"[\w@%+=:,./\[\]-]*", option) else shlex.quote(option)

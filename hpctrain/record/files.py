@@ -9,12 +9,13 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from hpctrain.errors import RecordError
 from hpctrain.record.schema import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 
@@ -174,6 +175,11 @@ _adapters: dict[type[Any], TypeAdapter[Any]] = {}
 
 def parse_record(raw: Any, record_type: type[T], place: str) -> T:
     """One record from decoded JSON; ``place`` names its origin in errors."""
+    from pydantic import (
+        TypeAdapter,
+        ValidationError,
+    )  # a fifth of the time that a submission takes, which reads nothing
+
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != SCHEMA_VERSION:
         raise RecordError(f"{place}: schema_version={version}, this hpctrain reads {SCHEMA_VERSION}")

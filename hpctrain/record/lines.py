@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from typing import Any, get_type_hints
-
-from pydantic import TypeAdapter
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from hpctrain.record.schema import SCHEMA_VERSION, NodeSample, StepRecord
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 MAX_LINE_BYTES = 1 << 20
 """Longer lines are damage: a step takes 300 bytes, a look at a node with 16 GPUs 2,000."""
@@ -20,7 +22,13 @@ UNIX_TIME_LIMIT_S = 253402300800
 """The year 10000, which no calendar of Python reaches. A choice; no clock of a run shows it."""
 
 _STEP_HINTS: dict[str, Any] = get_type_hints(StepRecord)
-_node_sample = TypeAdapter(NodeSample)
+
+
+@functools.cache
+def _node_sample() -> TypeAdapter[NodeSample]:
+    from pydantic import TypeAdapter  # slow to import, and who submits reads no samples
+
+    return TypeAdapter(NodeSample)
 
 
 def parse_step(line: bytes) -> StepRecord:
@@ -106,7 +114,7 @@ def parse_node_sample(line: bytes) -> NodeSample:
     """
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"{len(line):,} bytes in one line, at most {MAX_LINE_BYTES:,}")
-    sample = _node_sample.validate_json(line, strict=True)
+    sample = _node_sample().validate_json(line, strict=True)
     if sample.schema_version != SCHEMA_VERSION:
         raise ValueError(f"schema_version={sample.schema_version}, this hpctrain reads {SCHEMA_VERSION}")
     sums = {f"sum of {name}": sum(getattr(gpu, name) for gpu in sample.gpus) for name in ("used_bytes", "total_bytes")}

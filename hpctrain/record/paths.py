@@ -6,6 +6,9 @@ import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
+SNAPSHOTS = ".code"
+"""In the folder that holds the runs: copies of the code that they run, see ``launch.snapshot``."""
+
 
 @dataclass(frozen=True)
 class RunPaths:
@@ -33,6 +36,16 @@ class RunPaths:
         return self.root / "code.json"
 
     @property
+    def token(self) -> Path:
+        """Written at submission and looked for by the ranks of each node: do they see the same folder?"""
+        return self.root / "token"
+
+    @property
+    def environment(self) -> Path:
+        """What sbatch (or the local controller) was called with, JSON: names and values, secrets left out."""
+        return self.root / "environment.json"
+
+    @property
     def submission_script(self) -> Path:
         return self.root / "submission.sh"
 
@@ -42,12 +55,18 @@ class RunPaths:
         return self.root / "submission.json"
 
     @property
+    def cancelled(self) -> Path:
+        """Which jobs a user cancelled; Slurm keeps no trace of a task that leaves its array before it starts."""
+        return self.root / "cancelled.json"
+
+    @property
     def earlier_submissions(self) -> Path:
         """``submission.json`` of each earlier submission as ``<first attempt>.json``: the run was resumed."""
         return self.root / "submissions"
 
     @property
     def checkpoints(self) -> Path:
+        """A folder a checkpoint, see ``record.checkpoints``."""
         return self.root / "checkpoints"
 
     @property
@@ -64,6 +83,10 @@ class RunPaths:
     def failure(self, number: int) -> Path:
         """Written by the first rank that fails in attempt ``number``; created exclusively."""
         return self.attempts / f"{number}.failure.json"
+
+    def log_sizes(self, number: int) -> Path:
+        """Sizes of the logs when attempt ``number`` began, see ``record.log_sizes``."""
+        return self.attempts / f"{number}.logs.json"
 
     @property
     def nodes(self) -> Path:
@@ -88,8 +111,23 @@ class RunPaths:
         return self.root / "summary.json"
 
     @property
+    def launch_check(self) -> Path:
+        """What ``training=launch_check`` measured, JSON."""
+        return self.root / "launch_check.json"
+
+    @property
+    def azureml_job(self) -> Path:
+        """The command job that AzureML is given, YAML."""
+        return self.root / "job.yml"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
+
+    @property
+    def batch_log(self) -> Path:
+        """Output of the batch script of all attempts, with what Slurm says of the job's end."""
+        return self.logs / "batch.log"
 
     @property
     def submitit(self) -> Path:

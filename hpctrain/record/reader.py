@@ -15,10 +15,11 @@ from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.files import open_regular, read_record
 from hpctrain.record.frozen_config import parse_config
 from hpctrain.record.lines import UNIX_TIME_LIMIT_S, number_problem, parse_node_sample, parse_step
-from hpctrain.record.paths import RunPaths
+from hpctrain.record.paths import SNAPSHOTS, RunPaths
 from hpctrain.record.schema import AttemptRecord, NodeSample, StepRecord, SubmissionRecord
 
 _JOB_ID = re.compile(r"\d+(_\d+)?")
+_AZUREML_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _ATTEMPT_FILE = re.compile(r"(?P<number>\d+)(\.failure)?\.json")
 _NAME_WITH_TIME = re.compile(r".*-(?P<time>\d{8}-\d{6})-[0-9a-f]{4}")
 
@@ -42,7 +43,8 @@ def read_plan(run: RunPaths) -> RunPlan:
 def read_submission(run: RunPaths) -> SubmissionRecord:
     record = read_record(run.submission, SubmissionRecord)
     # These words go to Slurm's commands.
-    if not _JOB_ID.fullmatch(record.job_id) or (record.cluster_kind == "slurm" and not record.command):
+    form = _AZUREML_JOB if record.cluster_kind == "azureml" else _JOB_ID
+    if not form.fullmatch(record.job_id) or (record.cluster_kind == "slurm" and not record.command):
         raise RecordError(f"{run.submission}: job_id={record.job_id!r} is no job id, or the command is missing")
     if not (record.slurm_conf + record.slurm_cluster).isprintable():
         raise RecordError(f"{run.submission}: slurm_conf or slurm_cluster is damaged")
@@ -55,7 +57,7 @@ def read_attempts(run: RunPaths) -> list[AttemptRecord]:
     Raises:
         RecordError: one of them cannot be read.
     """
-    return [_read_attempt(run, number) for number in _attempt_numbers(run)]
+    return [_read_attempt(run, number) for number in attempt_numbers(run)]
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def read_each_attempt(run: RunPaths) -> AttemptFiles:
     """The starts that can be read, and what is wrong with the others; never an error."""
     attempts, problems, last_is_known = [], [], True
     try:
-        numbers = _attempt_numbers(run)
+        numbers = attempt_numbers(run)
     except RecordError as error:
         return AttemptFiles((), (str(error),), False)
     for number in numbers:
@@ -86,7 +88,12 @@ def read_each_attempt(run: RunPaths) -> AttemptFiles:
     return AttemptFiles(tuple(attempts), tuple(problems), last_is_known)
 
 
-def _attempt_numbers(run: RunPaths) -> list[int]:
+def attempt_numbers(run: RunPaths) -> list[int]:
+    """Numbers of all starts that left a file, in order.
+
+    Raises:
+        RecordError: the folder cannot be listed.
+    """
     try:
         names = os.listdir(run.attempts)
     except FileNotFoundError:
@@ -214,7 +221,7 @@ def search_runs(root: Path) -> tuple[list[RunPaths], list[str]]:
         if "plan.json" in files or "plan.json" in folders:
             runs.append(RunPaths(Path(folder)))
             folders.clear()
-        folders.sort()
+        folders[:] = sorted(name for name in folders if name != SNAPSHOTS)
     runs.sort(key=lambda run: run.root)
     runs.sort(key=lambda run: match["time"] if (match := _NAME_WITH_TIME.fullmatch(run.root.name)) else "")
     return runs, problems

@@ -20,9 +20,12 @@ EndReason = Literal[
     "time_limit",
     "cancelled",
     "preempted",
+    "requeued",
     "node_failure",
     "hang",
     "no_progress",
+    "out_of_attempts",
+    "bad_checkpoint",
     "killed",
     "launch_failed",
     "no_end_marker",
@@ -121,7 +124,22 @@ class AttemptRecord:
     master_port: int | None = None
     setup_time_s: float | None = None
     """From the rank's start to the first step."""
+    resumed_from_step: int | None = None
+    """Step of the checkpoint that the ranks loaded; 0: none, from the beginning; None: they did not come so far."""
+    num_checkpoints: int = 0
+    """Complete ones that this attempt saved."""
+    num_failed_checkpoints: int = 0
+    checkpoint_time_s: float = 0.0
+    """Spent on saving, failed saves included; no step's time holds a part of it."""
     versions: dict[str, str] = field(default_factory=dict)
+    host: str = ""
+    """Machine whose batch script or submitting process opened the attempt; empty where nobody did."""
+    start_step: int = 0
+    """Step of the newest complete checkpoint when the attempt began; 0: from the beginning."""
+    log_offset: int = 0
+    """Size of ``logs/batch.log`` when the attempt began, in bytes: what Slurm says of this attempt stands after it."""
+    continuation: str = ""
+    """What the end of the attempt did for the next one, or why there is none; empty where nobody asked for one."""
 
 
 @dataclass(frozen=True)
@@ -145,3 +163,55 @@ class SubmissionRecord:
     """Unique text given to Slurm as the job's comment where the user set none, to find a job whose answer was lost."""
     chain: tuple[str, ...] = ()
     """Job ids of the dependent jobs that follow, in order."""
+
+
+@dataclass(frozen=True)
+class CancelRecord:
+    """``cancelled.json``: a user asked Slurm to end these jobs."""
+
+    schema_version: int
+    job_ids: tuple[str, ...]
+    cancelled_at_s: float
+    user: str
+
+
+@dataclass(frozen=True)
+class CheckpointFile:
+    """One file of a checkpoint."""
+
+    name: str
+    num_bytes: int
+    rank: int
+    """Wrote it and reads it back; ``mp_rank_00_model_states.pt`` of ZeRO 1 and 2 is read by all ranks."""
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """``complete.json`` of a checkpoint, its last file: what is in it, and what a run must have in common with it."""
+
+    schema_version: int
+    step: int
+    """The last optimizer step in it; also where the data goes on, since the step decides the sequences."""
+    attempt: int
+    job_id: str
+    saved_at_s: float
+    """Unix time."""
+    save_time_s: float
+    num_bytes: int
+    """Of all files together."""
+    world_size: int
+    zero_stage: int
+    offload_optimizer: str
+    offload_param: str
+    sub_group_size: int | None
+    """ZeRO 3 cuts its optimizer state at this size, in elements; None for stages 1 and 2."""
+    precision: str
+    model: dict[str, int | float | bool | str]
+    """The shape, see ``ModelShape``."""
+    num_parameters: int
+    global_batch_size: int
+    seq_len: int
+    seed: int
+    corpus_digest: str
+    files: tuple[CheckpointFile, ...]
+    versions: dict[str, str] = field(default_factory=dict)

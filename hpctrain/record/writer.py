@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,11 +23,19 @@ class StepWriter:
         """Writes the records; a full or unwritable device costs lines and never the run."""
         lines = [json.dumps(dataclasses.asdict(record)) + "\n" for record in records]
         try:
-            with self._path.open("a", encoding="utf-8") as stream:
-                stream.write("".join(lines))
+            _append_whole(self._path, "".join(lines).encode())
         except OSError as error:
             self.lost_lines += len(lines)
             print(f"hpctrain: {self._path}: {error.strerror}; {self.lost_lines} step records lost so far", flush=True)
+
+
+def _append_whole(path: Path, content: bytes) -> None:
+    """Appends all of ``content`` or nothing: the part that fits on a full device would damage the first line after it."""
+    with path.open("ab", buffering=0) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if stream.write(content) != len(content):
+            os.ftruncate(stream.fileno(), size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 class SampleWriter:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hpctrain.errors import HpctrainError, RecordError
-from hpctrain.record.schema import EndReason
+
+if TYPE_CHECKING:
+    from hpctrain.record.schema import EndReason
 
 EXIT_CODES: dict[EndReason, int] = {
     "completed": 0,
@@ -15,6 +19,9 @@ EXIT_CODES: dict[EndReason, int] = {
     "out_of_memory": 15,
     "signal": 16,
     "killed": 17,
+    "bad_checkpoint": 18,
+    "hang": 19,
+    "time_limit": 20,
 }
 """End reasons that a rank itself can record; the others are found from outside."""
 
@@ -60,10 +67,31 @@ class NonFiniteLossError(WorkerError):
     reason: EndReason = "non_finite_loss"
 
 
+class CheckpointError(WorkerError):
+    """The run has checkpoints and can take none of them, or has no room for one."""
+
+    reason: EndReason = "bad_checkpoint"
+
+
 class StoppedBySignalError(WorkerError):
     """A signal asked for the end, and all ranks agreed on the step after which they left."""
 
-    reason: EndReason = "signal"
+    def __init__(self, text: str, signal_name: str = "") -> None:
+        super().__init__(text)
+        # Slurm's warning before the time limit, see cluster.signal_lead_s.
+        self.reason: EndReason = "time_limit" if signal_name == "SIGUSR1" else "signal"
+
+
+class HangError(WorkerError):
+    """No step has ended for too long."""
+
+    reason: EndReason = "hang"
+
+    def __init__(self, text: str, rank: int | None, node: str | None = None) -> None:
+        """Names the one rank that kept the others, and its node, where that is clear."""
+        super().__init__(text)
+        self.rank = rank
+        self.node = node
 
 
 class LostRankError(WorkerError):

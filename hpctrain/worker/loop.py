@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hpctrain.config.schema import TrainingConfig
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.schema import StepRecord
+from hpctrain.worker.checkpoint import CheckpointSaver
 from hpctrain.worker.data.batches import TokenBatches
 from hpctrain.worker.end_reasons import NonFiniteLossError, StoppedBySignalError
 from hpctrain.worker.schedule import learning_rate
@@ -24,9 +25,16 @@ _MAX_NON_FINITE_STEPS = 5
 
 
 def train(
-    engine: Any, plan: RunPlan, training: TrainingConfig, batches: TokenBatches, log: StepLog, stop: StopSignal
+    engine: Any,
+    plan: RunPlan,
+    training: TrainingConfig,
+    batches: TokenBatches,
+    log: StepLog,
+    stop: StopSignal,
+    saver: CheckpointSaver | None = None,
+    first_step: int = 1,
 ) -> None:
-    """Runs all steps of the plan.
+    """Runs the steps of the plan from ``first_step`` on.
 
     Args:
         engine: DeepSpeed's engine around the decoder.
@@ -35,27 +43,20 @@ def train(
         batches: this rank's sequences.
         log: where measured steps go.
         stop: signals to this rank.
+        saver: saves checkpoints; None: there are none.
+        first_step: 1, or the step after the checkpoint that was loaded.
 
     Raises:
         NonFiniteLossError: the loss stays infinite or not a number.
         StoppedBySignalError: some rank got a signal; all ranks leave after the same step.
     """
-    for step in range(1, plan.num_steps + 1):
+    for step in range(first_step, plan.num_steps + 1):
         rate = learning_rate(
             step, plan.num_steps, training.warmup_steps, training.learning_rate, training.min_learning_rate
         )
         for group in engine.optimizer.param_groups:
             group["lr"] = rate
-        loss = torch.zeros((), device=engine.device)
-        data_time_s = 0.0
-        for micro_step in range(plan.batch.gradient_accumulation_steps):
-            data_start_s = time.perf_counter()
-            ids, labels = (_to_device(part, engine.device) for part in batches.micro_batch(step, micro_step))
-            data_time_s += time.perf_counter() - data_start_s
-            micro_loss = engine(ids, labels)
-            engine.backward(micro_loss)
-            engine.step()
-            loss += micro_loss.detach() / plan.batch.gradient_accumulation_steps
+        loss, data_time_s = _forward_and_backward(engine, plan, batches, step)
         log.end_step(
             step=step,
             learning_rate=rate,
@@ -65,15 +66,38 @@ def train(
             skipped=not engine.was_step_applied(),
             data_time_s=data_time_s,
         )
-        if log.stop_agreed or step % training.log_interval == 0 or step == plan.num_steps:
+        save_is_due = saver is not None and saver.is_due(step)
+        if log.stop_agreed or save_is_due or step % training.log_interval == 0 or step == plan.num_steps:
             last = log.flush()
             if batches.rank == 0:
                 print(_report_line(last, plan.num_steps), flush=True)
             _check_finite(last, log.num_non_finite)
-        if log.stop_agreed and step < plan.num_steps:
+        is_stopping, told = log.stop_agreed and step < plan.num_steps, ""
+        if saver is not None and (save_is_due or (is_stopping and training.checkpoint_at_stop)):
+            outcome = saver.save(step, last.loss, stop)
+            log.resume_clock()
+            told = f"; {outcome.text}"
+            is_stopping |= outcome.stop_requested and step < plan.num_steps
+        if is_stopping:
+            signal_name = stop.name or "a signal to another rank"
             raise StoppedBySignalError(
-                f"stopped after step {step} of {plan.num_steps} by {stop.name or 'a signal to another rank'}"
+                f"stopped after step {step} of {plan.num_steps} by {signal_name}{told}", stop.name
             )
+
+
+def _forward_and_backward(engine: Any, plan: RunPlan, batches: TokenBatches, step: int) -> tuple[torch.Tensor, float]:
+    """One optimizer step; returns this rank's mean loss and the seconds spent on data."""
+    num_micro_steps = plan.batch.gradient_accumulation_steps
+    loss, data_time_s = torch.zeros((), device=engine.device), 0.0
+    for micro_step in range(num_micro_steps):
+        data_start_s = time.perf_counter()
+        ids, labels = (_to_device(part, engine.device) for part in batches.micro_batch(step, micro_step))
+        data_time_s += time.perf_counter() - data_start_s
+        micro_loss = engine(ids, labels)
+        engine.backward(micro_loss)
+        engine.step()
+        loss += micro_loss.detach() / num_micro_steps
+    return loss, data_time_s
 
 
 def _report_line(record: StepRecord, num_steps: int) -> str:

@@ -1,21 +1,15 @@
-"""Slurm's compressed node lists, such as ``node[01-03,7],gpu-a1``, as names."""
+"""The first node of a step, from Slurm's compressed node list."""
 
 from __future__ import annotations
 
-import itertools
-import math
-import re
 import shutil
 import subprocess
 
+from hpctrain.plan.nodelist import node_names
 from hpctrain.worker.end_reasons import RankEnvironmentError
 
-_MAX_NODES = 100_000
 # Without its slurm.conf scontrol retries for a minute.
 _SCONTROL_TIMEOUT_S = 10.0
-_ITEM = re.compile(r"(?:[A-Za-z0-9._-]|\[[0-9,-]+\])+")
-_PART = re.compile(r"[A-Za-z0-9._-]+|\[[0-9,-]+\]")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def first_host(text: str) -> str:
@@ -48,43 +42,8 @@ def expand_nodelist(text: str) -> list[str]:
 
     Raises:
         RankEnvironmentError: anything that is not a list of names with bracketed ranges.
-
-    >>> expand_nodelist("node[01-03,7],gpu-a1")
-    ['node01', 'node02', 'node03', 'node7', 'gpu-a1']
-    >>> expand_nodelist("r[1-2]n[01-02]")
-    ['r1n01', 'r1n02', 'r2n01', 'r2n02']
     """
-    names: list[str] = []
-    for item in _split_at_outer_commas(text):
-        if not _ITEM.fullmatch(item) or item.startswith(("[", "-", ".")):
-            raise _invalid(text, f"{item!r} is no node name with [ranges]")
-        parts = [_expand_range(part, text) if part.startswith("[") else [part] for part in _PART.findall(item)]
-        if len(names) + math.prod(map(len, parts)) > _MAX_NODES:
-            raise _invalid(text, f"it names more than {_MAX_NODES} nodes")
-        names += ("".join(choice) for choice in itertools.product(*parts))
-    return names
-
-
-def _split_at_outer_commas(text: str) -> list[str]:
-    return re.split(r",(?![^\[]*\])", text)
-
-
-def _expand_range(part: str, text: str) -> list[str]:
-    """``[08-11]`` as ``08 09 10 11``: the width of a first number with a leading zero is kept."""
-    numbers: list[str] = []
-    for piece in part[1:-1].split(","):
-        match = _RANGE.fullmatch(piece)
-        if match is None:
-            raise _invalid(text, f"{piece!r} is no number and no range")
-        first, last = match[1], match[2] or match[1]
-        if int(last) < int(first):
-            raise _invalid(text, f"range {piece!r} runs backwards")
-        if int(last) - int(first) >= _MAX_NODES:
-            raise _invalid(text, f"range {piece!r} names more than {_MAX_NODES} nodes")
-        width = len(first) if first.startswith("0") else 0
-        numbers += (f"{number:0{width}d}" for number in range(int(first), int(last) + 1))
-    return numbers
-
-
-def _invalid(text: str, rule: str) -> RankEnvironmentError:
-    return RankEnvironmentError(f"node list {text!r}: {rule}")
+    try:
+        return node_names(text)
+    except ValueError as error:
+        raise RankEnvironmentError(f"node list {text!r}: {error}") from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -12,20 +11,12 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hpctrain.config.schema import DeviceKind
-from hpctrain.plan.layout import Layout
 from hpctrain.record.schema import NodeRecord
-from hpctrain.worker.end_reasons import DataError, WorldSizeError
+from hpctrain.worker.end_reasons import DataError
 from hpctrain.worker.rank_env import RankEnv
+from hpctrain.worker.world import World
 
 _BACKENDS: dict[DeviceKind, str] = {"cuda": "nccl", "cpu": "gloo"}
-
-
-@dataclass(frozen=True)
-class World:
-    """The ranks that met, as measured."""
-
-    size: int
-    nodes: tuple[NodeRecord, ...]
 
 
 def rank_device(kind: DeviceKind) -> torch.device:
@@ -63,20 +54,6 @@ def measure_world(rank_env: RankEnv, device: torch.device) -> World:
         ranks[name].append(rank)
         cpus.setdefault(name, num_cpus)
     return World(size=int(ones.item()), nodes=tuple(NodeRecord(name, tuple(ranks[name]), cpus[name]) for name in ranks))
-
-
-def check_world(world: World, layout: Layout) -> None:
-    """Raises WorldSizeError unless the ranks are those of the plan: a run on fewer GPUs than labelled is worth nothing."""
-    if world.size != layout.world_size:
-        raise WorldSizeError(
-            f"world size: {world.size} ranks met, the plan has {layout.num_nodes} nodes x {layout.gpus_per_node} ="
-            f" {layout.world_size}"
-        )
-    if len(world.nodes) != layout.num_nodes:
-        names = ", ".join(node.name for node in world.nodes)
-        raise WorldSizeError(
-            f"nodes: the {world.size} ranks run on {len(world.nodes)} nodes ({names}), the plan has {layout.num_nodes}"
-        )
 
 
 def check_same_corpus(digest: str, node_name: str) -> None:

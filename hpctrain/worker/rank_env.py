@@ -6,14 +6,17 @@ nodes. Nothing has a default that would let a rank train alone.
 
 from __future__ import annotations
 
-import hashlib
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
-from hpctrain.config.schema import DeviceKind
 from hpctrain.record.identity import attempt_number, job_id_of
-from hpctrain.worker.end_reasons import RankEnvironmentError
+from hpctrain.worker.end_reasons import RankEnvironmentError, WorldSizeError
+
+if TYPE_CHECKING:
+    from hpctrain.config.schema import DeviceKind
 
 LOCAL_MASTER_ADDR = "127.0.0.1"
 FIRST_PORT, LAST_PORT = 15000, 30000
@@ -39,6 +42,16 @@ _LOCAL_VARIABLES = (
     "SUBMITIT_LOCAL_JOB_NUM_NODES",
     "SUBMITIT_LOCAL_JOB_ID",
 )
+_AZUREML_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "AZUREML_RUN_ID",
+)
+"""Of each process of ``distribution: pytorch``. Source: Azure Machine Learning, Distributed GPU training guide (SDK v2)."""
 # Left-overs of other launchers. DeepSpeed asserts that OMPI_COMM_WORLD_LOCAL_RANK equals LOCAL_RANK (runtime/engine.py), and
 # takes addresses from AzureML's and SageMaker's variables (comm/comm.py); a foreign TORCHELASTIC agent has its own store.
 _FOREIGN_PREFIXES = ("OMPI_", "PMI", "TORCHELASTIC_")
@@ -129,7 +142,8 @@ def local_rank_env(
     _require(environment, _LOCAL_VARIABLES, "submitit's local executor")
     job_id = job_id_of(environment)
     addr, addr_source = _master_addr(user_env, LOCAL_MASTER_ADDR, "cluster.kind=local")
-    port, port_source = _master_port(user_env, run_name, job_id, attempt=1)
+    attempt = attempt_number(environment)
+    port, port_source = _master_port(user_env, run_name, job_id, attempt)
     rank_env = RankEnv(
         rank=_number(environment, "SUBMITIT_LOCAL_GLOBALID"),
         world_size=_number(environment, "SUBMITIT_LOCAL_NTASKS"),
@@ -142,8 +156,60 @@ def local_rank_env(
         master_addr_source=addr_source,
         master_port=port,
         master_port_source=port_source,
-        attempt=1,
+        attempt=attempt,
         job_id=job_id,
+    )
+    _check_ranges(rank_env)
+    return rank_env
+
+
+def azureml_rank_env(
+    environment: Mapping[str, str], user_env: Mapping[str, str], layout: tuple[int, int], host_name: str
+) -> RankEnv:
+    """The rank of a process of an AzureML command job.
+
+    Args:
+        environment: the process's variables.
+        user_env: ``env`` of the configuration; its MASTER_ADDR and MASTER_PORT win.
+        layout: nodes of the plan, and ranks of each: the launcher tells neither.
+        host_name: name of this machine.
+
+    Raises:
+        RankEnvironmentError: a variable is missing, no number, or does not fit the others.
+        WorldSizeError: the job has not the plan's nodes and ranks.
+    """
+    _require(environment, _AZUREML_VARIABLES, "AzureML with distribution.type=pytorch")
+    num_nodes, local_world_size = layout
+    world_size = _number(environment, "WORLD_SIZE")
+    if world_size != num_nodes * local_world_size:
+        raise WorldSizeError(
+            f"world size: AzureML started {world_size} ranks, the plan has {num_nodes} nodes x {local_world_size} ="
+            f" {num_nodes * local_world_size}"
+        )
+    rank, local_rank, node_rank = (_number(environment, name) for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))
+    if rank != node_rank * local_world_size + local_rank:
+        raise RankEnvironmentError(
+            f"RANK={rank}: NODE_RANK={node_rank} x {local_world_size} + LOCAL_RANK={local_rank} is"
+            f" {node_rank * local_world_size + local_rank}; resources.instance_count and"
+            " distribution.process_count_per_instance must be those of the plan"
+        )
+    addr, addr_source = _master_addr(user_env, environment["MASTER_ADDR"], "AzureML")
+    user_port = "MASTER_PORT" in user_env
+    port = _port(user_env if user_port else environment)
+    rank_env = RankEnv(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        node_rank=node_rank,
+        num_nodes=num_nodes,
+        node_name=host_name,
+        master_addr=addr,
+        master_addr_source=addr_source,
+        master_port=port,
+        master_port_source="env.MASTER_PORT" if user_port else "AzureML",
+        attempt=attempt_number(environment),
+        job_id=job_id_of(environment),
     )
     _check_ranges(rank_env)
     return rank_env
@@ -317,10 +383,13 @@ def _master_addr(user_env: Mapping[str, str], computed: str, computed_from: str)
 def _master_port(user_env: Mapping[str, str], run_name: str, job_id: str, attempt: int) -> tuple[int, str]:
     """Port and where it came from. All ranks compute the same one, and jobs that share a host differ."""
     if "MASTER_PORT" in user_env:
-        port = _number(user_env, "MASTER_PORT")
-        if not 1 <= port <= 65535:
-            raise RankEnvironmentError(f"env.MASTER_PORT={port}: must be from 1 to 65535")
-        return port, "env.MASTER_PORT"
-    digest = hashlib.sha256(f"{run_name}\0{job_id}\0{attempt}".encode()).digest()
-    number = int.from_bytes(digest[:8], "big") % (LAST_PORT - FIRST_PORT)
+        return _port(user_env), "env.MASTER_PORT"
+    number = zlib.crc32(f"{run_name}\0{job_id}\0{attempt}".encode()) % (LAST_PORT - FIRST_PORT)
     return FIRST_PORT + number, "run folder, job id and attempt"
+
+
+def _port(variables: Mapping[str, str]) -> int:
+    port = _number(variables, "MASTER_PORT")
+    if not 1 <= port <= 65535:
+        raise RankEnvironmentError(f"env.MASTER_PORT={port}: must be from 1 to 65535")
+    return port

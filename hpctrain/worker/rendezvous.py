@@ -1,4 +1,4 @@
-"""How the ranks find each other: the checks before, and a meeting that names who is missing.
+"""How the ranks find each other: a meeting that names who is missing.
 
 torch's own start waits silently, and its time-out names nobody; of a thousand ranks one wants to know which did not come.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hpctrain.worker.end_reasons import LostRankError, RankEnvironmentError
+from hpctrain.worker.master_address import check_port_is_free
 from hpctrain.worker.rank_env import RankEnv
 from hpctrain.worker.stop_signal import StopSignal
 
@@ -32,13 +33,12 @@ def meet(rank_env: RankEnv, timeout_s: float, failure: Path, stop: StopSignal) -
         stop: signals to this rank.
 
     Raises:
-        RankEnvironmentError: the address is unknown, the port is taken, or ranks are missing after ``timeout_s``.
+        RankEnvironmentError: the port is taken, or ranks are missing after ``timeout_s``.
         LostRankError: another rank has failed meanwhile.
         StoppedBySignalError: this rank was told to stop meanwhile.
     """
     # Rank 0 gives up first: it holds the store that says who is missing.
     deadline = time.monotonic() + timeout_s + (0.0 if rank_env.rank == 0 else _GRACE_S)
-    check_address(rank_env)
     if rank_env.rank == 0:
         check_port_is_free(rank_env)
     else:
@@ -61,30 +61,6 @@ def meet(rank_env: RankEnv, timeout_s: float, failure: Path, stop: StopSignal) -
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         num_arrived = store.add("num_arrived", 0)
     return store
-
-
-def check_address(rank_env: RankEnv) -> None:
-    """Raises RankEnvironmentError if this node cannot resolve MASTER_ADDR."""
-    try:
-        socket.getaddrinfo(rank_env.master_addr, rank_env.master_port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise RankEnvironmentError(
-            f"MASTER_ADDR={rank_env.master_addr} (from {rank_env.master_addr_source}): node {rank_env.node_name} cannot"
-            f" resolve it ({error}); set env.MASTER_ADDR to an address that all nodes know"
-        ) from error
-
-
-def check_port_is_free(rank_env: RankEnv) -> None:
-    """Raises RankEnvironmentError if rank 0 cannot listen on MASTER_PORT."""
-    has_ipv6 = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if has_ipv6 else socket.AF_INET
-    try:
-        socket.create_server(("", rank_env.master_port), family=family, dualstack_ipv6=has_ipv6).close()
-    except OSError as error:
-        raise RankEnvironmentError(
-            f"MASTER_PORT={rank_env.master_port} (from {rank_env.master_port_source}): rank 0 cannot listen on it on node"
-            f" {rank_env.node_name} ({error}); set env.MASTER_PORT to a free port"
-        ) from error
 
 
 def _wait_for_listener(rank_env: RankEnv, deadline: float, failure: Path, stop: StopSignal) -> None:

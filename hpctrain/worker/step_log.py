@@ -90,6 +90,10 @@ class StepLog:
             self._writer.append(records)
         return records[-1]
 
+    def resume_clock(self) -> None:
+        """Begins the next step's time now: what came since the last step, which must be flushed, was no step."""
+        self._last_end = mark(self._device)
+
     def _record(self, measured: MeasuredStep, time_s: float, peak_bytes: int) -> StepRecord:
         return StepRecord(
             schema_version=SCHEMA_VERSION,

@@ -23,7 +23,9 @@ MISTAKES = [
     pytest.param(["model=tiny", "+model.typo=1"], ["model.typo=1", "is no key"], id="added-key"),
     pytest.param(["model=tiny", "++training.stepz=1"], ["training.stepz=1", "is no key"], id="forced-key"),
     pytest.param(["model=tiny", "model.name.x=1"], ["model.name.x=1", "no keys below"], id="key-below-a-value"),
-    pytest.param(["model=tiny", "cluster=3"], ["cluster=3", "known: local, sandbox, slurm"], id="group-as-number"),
+    pytest.param(
+        ["model=tiny", "cluster=3"], ["cluster=3", "known: azureml, local, sandbox, slurm"], id="group-as-number"
+    ),
     pytest.param(["model=tiny", "~cluster"], ["cluster", "a choice is needed"], id="group-removed"),
     pytest.param(["model=tiny", "training=[1]"], ["training=[1]", "no such training"], id="group-as-list"),
     pytest.param(["nodes=1"], ["model: must be given", "530b"], id="no-model"),
@@ -35,7 +37,9 @@ MISTAKES = [
     pytest.param(["model=tiny", "data.path=/d/a=b"], ["data.path", "'data.path=\"/d/a=b\"'"], id="equals-sign"),
     pytest.param(["model=tiny", "run.name=a(b"], ["run.name", "'run.name=\"a(b\"'"], id="open-bracket"),
     pytest.param(["model=tiny", "nodes"], ["nodes", "key=value"], id="no-value"),
-    pytest.param(["model=tiny", "cluster.kind=ssh"], ["cluster.kind=ssh", "'slurm', 'local' or 'azureml'"], id="literal"),
+    pytest.param(
+        ["model=tiny", "cluster.kind=ssh"], ["cluster.kind=ssh", "'slurm', 'local' or 'azureml'"], id="literal"
+    ),
     pytest.param(["model=tiny", "cluster.exclusive=maybe"], ["cluster.exclusive='maybe'", "true or false"], id="bool"),
     pytest.param(["model=tiny", "training.beta1=1.5"], ["training.beta1=1.5", "less than 1"], id="fraction"),
     pytest.param(["model=tiny", "run.name=''"], ["run.name=''", "must not be empty"], id="empty-text"),
@@ -150,12 +154,20 @@ def test_local_and_sandbox_train_on_the_cpu_unless_told_otherwise() -> None:
         ("cluster.memory_per_node=0", "cluster", "memory_per_node", "0"),
         ("run.name=prüfung", "run", "name", "prüfung"),
         ("env.X=2024_01", "env", "X", "2024_01"),
+        ("env.X=1", "env", "X", "1"),
     ],
 )
 def test_text_that_looks_like_something_else_stays_text(word: str, section: str, key: str, value: str) -> None:
     (point,) = compose_points(["model=tiny", word], multirun=False)
     found = getattr(point.config, section)
     assert (found[key] if section == "env" else getattr(found, key)) == value
+
+
+def test_numbers_of_text_keys_stay_text_in_a_sweep() -> None:
+    points = compose_points(["model=tiny", "cluster.account=012,3_4,ours", "env.X=017,a,1e3"], multirun=True)
+    assert {(point.config.cluster.account, point.config.env["X"]) for point in points} == {
+        (account, value) for account in ("012", "3_4", "ours") for value in ("017", "a", "1e3")
+    }
 
 
 @pytest.mark.parametrize(

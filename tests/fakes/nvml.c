@@ -1,12 +1,14 @@
 /* In place of the NVIDIA driver's libnvidia-ml.so.1: two whole GPUs and a MIG slice, with the calls that hpctrain makes.
-   FAKE_NVML_INIT and FAKE_NVML_MEMORY are status codes that the first and each memory call end with. */
+   FAKE_NVML_INIT and FAKE_NVML_MEMORY are status codes that the first and each memory call end with.
+   FAKE_NVML_TENANT is the process that holds 60 GB of the first GPU; without it no process is seen on any. */
 #include <stdlib.h>
 #include <string.h>
 
-enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6 };
+enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
 struct gpu { const char *uuid; unsigned long long total, used; unsigned percent, milliwatts; int is_slice; };
 struct memory { unsigned long long total, free, used; };
 struct rates { unsigned gpu, memory; };
+struct process { unsigned pid; unsigned long long used; unsigned instance, slice; };
 
 static struct gpu gpus[] = {
     {"GPU-aaaa", 80000000000ULL, 60000000000ULL, 97, 412345, 0},
@@ -25,6 +27,23 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
     for (unsigned i = 0; i < sizeof gpus / sizeof *gpus; i++)
         if (!strcmp(uuid, gpus[i].uuid)) { *handle = &gpus[i]; return OK; }
     return NOT_FOUND;
+}
+
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return OK; }
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
+    if (index >= 2) return INVALID_ARGUMENT;
+    *handle = &gpus[index];
+    return OK;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(struct gpu *gpu, unsigned *count, struct process *processes) {
+    const char *tenant = getenv("FAKE_NVML_TENANT");
+    if (!tenant || gpu != gpus) { *count = 0; return OK; }
+    if (*count == 0) { *count = 1; return INSUFFICIENT_SIZE; }
+    *count = 1;
+    processes[0] = (struct process){atoi(tenant), gpu->used, 0, 0};
+    return OK;
 }
 
 int nvmlDeviceGetMemoryInfo(struct gpu *gpu, struct memory *memory) {

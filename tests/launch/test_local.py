@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.record.paths import RunPaths
+from hpctrain.record.reader import read_submission
 from tests.cli.test_cli import hpctrain
 
 pytestmark = pytest.mark.train
@@ -21,7 +23,7 @@ FOR_EVER = (*SHORT[:3], "training.num_steps=1000000", "training.log_interval=1",
 
 
 def only_run(folder: Path) -> RunPaths:
-    (root,) = (folder / "runs").iterdir()
+    (root,) = (folder / "runs").glob("[!.]*")
     return RunPaths(root)
 
 
@@ -69,11 +71,12 @@ def test_a_run_in_the_background_is_seen_and_cancelled(tmp_path: Path) -> None:
     wait_for_first_step(tmp_path)
     assert state(tmp_path) == ("RUNNING", "")
     assert "ended process" in hpctrain("cancel", str(only_run(tmp_path).root), cwd=tmp_path).stdout
-    assert state(tmp_path)[0] == "FAILED"
+    assert state(tmp_path)[0] == "CANCELLED"
     assert "ended already" in hpctrain("cancel", str(only_run(tmp_path).root), cwd=tmp_path).stdout
 
 
-def test_an_interrupt_from_the_keyboard_leaves_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_an_interrupt_leaves_no_process(number: int, code: int, tmp_path: Path) -> None:
     source = str(Path(__file__).parents[2])
     process = subprocess.Popen(
         [sys.executable, "-m", "hpctrain", *FOR_EVER],
@@ -84,12 +87,28 @@ def test_an_interrupt_from_the_keyboard_leaves_no_process(tmp_path: Path) -> Non
         start_new_session=True,
     )
     deadline = time.monotonic() + 30
-    while not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir()):
+    while not (tmp_path / "runs").exists() or not list((tmp_path / "runs").glob("[!.]*")):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     wait_for_first_step(tmp_path)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
-    # The ranks carry the run folder's path on their command line.
-    left = subprocess.run(["pgrep", "-f", str(only_run(tmp_path).root)], capture_output=True, text=True, check=False)
-    assert left.stdout == ""
+    process.send_signal(number)
+    assert process.wait(timeout=60) == code
+    assert processes_of(only_run(tmp_path)) == ""
+    assert state(tmp_path)[0] == "CANCELLED"
+
+
+def processes_of(run: RunPaths) -> str:
+    """The ranks carry the run folder's path on their command line."""
+    return subprocess.run(["pgrep", "-f", str(run.root)], capture_output=True, text=True, check=False).stdout
+
+
+def test_ranks_do_not_outlive_a_killed_controller(tmp_path: Path) -> None:
+    assert hpctrain(*FOR_EVER, "cluster.wait=false", cwd=tmp_path).returncode == 0
+    wait_for_first_step(tmp_path)
+    run = only_run(tmp_path)
+    os.kill(int(read_submission(run).job_id), signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while processes_of(run):
+        assert time.monotonic() < deadline, "ranks are left"
+        time.sleep(0.2)
+    assert state(tmp_path)[0] in ("CANCELLED", "FAILED")

@@ -1,4 +1,4 @@
-"""Runs on a real Slurm: submitted, trained over two nodes, watched, cancelled, failed, requeued."""
+"""Runs on a real Slurm: submitted, trained over two nodes, watched, cancelled, failed."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Cluster:
         return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=self.folder, check=False)
 
     def submit(self, *words: str, env: dict[str, str] | None = None) -> RunPaths:
-        before = set(self.root.glob("*"))
+        before = set(self.root.glob("[!.]*"))
         root = f'run.root="{self.root}"'
         answer = self.call("cluster=sandbox", *SHORT, root, *words, env=env)
         assert answer.returncode == 0, answer.stderr
-        (made,) = set(self.root.glob("*")) - before
+        (made,) = set(self.root.glob("[!.]*")) - before
         assert str(made) in answer.stdout
         return RunPaths(made)
 
@@ -146,7 +146,7 @@ def test_submission_returns_at_once_and_waits_in_the_queue(cluster: Cluster) -> 
     run = cluster.submit("nodes=1", "cluster.extra.hold=true")
     assert time.monotonic() - started < 20
     row = cluster.status(run)
-    assert (row["state"], row["detail"]) == ("PENDING", "JobHeldUser")
+    assert (row["state"], row["detail"].partition(":")[0]) == ("PENDING", "JobHeldUser")
     assert "asked Slurm to cancel" in cluster.call("cancel", str(run.root)).stdout
     assert cluster.wait_for(run, ("CANCELLED",))["step"] == 0
 
@@ -199,24 +199,12 @@ def test_a_failing_setup_line_ends_the_job_before_the_ranks(cluster: Cluster) ->
 
 
 def test_a_refused_request_shows_slurms_words_and_leaves_nothing(cluster: Cluster) -> None:
-    answer = cluster.call("cluster=sandbox", *SHORT, "cluster.partition=nosuch", f'run.root="{cluster.root}"')
+    words = ("cluster=sandbox", *SHORT, "cluster.partition=nosuch", "--force", f'run.root="{cluster.root}"')
+    answer = cluster.call(*words)
     assert answer.returncode == 4
     assert "nosuch" in answer.stderr
-    assert "known partitions: main" in answer.stderr
-    assert list(cluster.root.iterdir()) == []
-
-
-def test_a_requeued_job_starts_again_in_its_folder(cluster: Cluster) -> None:
-    run = cluster.submit("nodes=1", "training.num_steps=30", "training.log_interval=1")
-    wait_until(lambda: losses(run), "the first steps")
-    cluster.slurm("scontrol", "requeue", read_submission(run).job_id)
-    assert "waiting for attempt 2" in cluster.wait_for(run, ("PENDING",))["detail"]
-    # The sandbox lets a requeued job wait for 20 s.
-    row = cluster.wait_for(run, ("COMPLETED", "FAILED"))
-    assert (row["state"], row["attempt"], row["step"]) == ("COMPLETED", 2, 30), logs(run)
-    records = list(StepsFile(run.steps).new_records())
-    assert {record.attempt for record in records} == {1, 2}
-    assert [record.step for record in records if record.attempt == 2] == list(range(1, 31))
+    assert "known: main" in answer.stderr
+    assert [path.name for path in cluster.root.iterdir()] == [".code"]
 
 
 def test_a_followed_run_ends_with_its_result(cluster: Cluster) -> None:

@@ -121,6 +121,7 @@ def write_run(folder: Path, config: Config, plan: RunPlan) -> RunPaths:
     run.logs.mkdir()
     write_text(run.config, config_text(config))
     write_text(run.plan, plan.to_json())
+    write_text(run.token, "test\n")
     return run
 
 
@@ -156,7 +157,8 @@ class Ranks:
         for process in self.processes:
             process.kill()
             process.wait()
-        shutil.rmtree(self.scratch)
+        # The guard of a killed rank may be removing its folder at this moment.
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
     def wait(self) -> list[int]:
         """The exit codes by rank."""

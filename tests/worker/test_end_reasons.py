@@ -9,7 +9,9 @@ from hpctrain.errors import RecordError
 from hpctrain.record.schema import EndReason
 from hpctrain.worker.end_reasons import (
     EXIT_CODES,
+    CheckpointError,
     DataError,
+    HangError,
     LostRankError,
     NonFiniteLossError,
     RankEnvironmentError,
@@ -24,8 +26,11 @@ ERRORS: list[tuple[BaseException, EndReason, str]] = [
     (RecordError("plan.json: no such file"), "bad_environment", "plan.json: no such file"),
     (WorldSizeError("1 of 2"), "world_size_mismatch", "1 of 2"),
     (DataError("data.path=x: empty"), "bad_data", "data.path=x: empty"),
+    (CheckpointError("cut for 2 ranks"), "bad_checkpoint", "cut for 2 ranks"),
     (NonFiniteLossError("step 7"), "non_finite_loss", "step 7"),
-    (StoppedBySignalError("SIGUSR1"), "signal", "SIGUSR1"),
+    (StoppedBySignalError("stopped", "SIGTERM"), "signal", "stopped"),
+    (StoppedBySignalError("stopped", "SIGUSR1"), "time_limit", "stopped"),
+    (HangError("no step for 60 s", 1), "hang", "no step for 60 s"),
     (LostRankError("see 1.failure.json"), "killed", "see 1.failure.json"),
     (KeyboardInterrupt(), "signal", "KeyboardInterrupt"),
     (MemoryError(), "out_of_memory", "MemoryError"),

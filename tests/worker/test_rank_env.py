@@ -160,7 +160,7 @@ def test_attempt_job_id_and_port() -> None:
         for changes in (
             {},
             {"SLURM_JOB_ID": "124"},
-            {"SLURM_RESTART_COUNT": "1"},
+            {"HPCTRAIN_ATTEMPT": "2"},
             {"SLURM_ARRAY_JOB_ID": "120", "SLURM_ARRAY_TASK_ID": "2"},
         )
     }
@@ -169,7 +169,7 @@ def test_attempt_job_id_and_port() -> None:
     assert all(FIRST_PORT <= port < LAST_PORT for port in ports)
     others = SLURM | {"SLURM_PROCID": "2", "SLURM_LOCALID": "2", "SLURM_NODEID": "0", "SLURMD_NODENAME": "n1"}
     assert slurm(others).master_port == slurm(SLURM).master_port
-    assert slurm(SLURM | {"SLURM_RESTART_COUNT": "2"}).attempt == 3
+    assert slurm(SLURM | {"HPCTRAIN_ATTEMPT": "3"}).attempt == 3
     assert slurm(SLURM | {"SLURM_ARRAY_JOB_ID": "120", "SLURM_ARRAY_TASK_ID": "2"}).job_id == "120_2"
 
 

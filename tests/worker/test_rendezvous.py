@@ -23,10 +23,11 @@ from hpctrain.worker.end_reasons import (
     WorldSizeError,
     end_reason_of,
 )
-from hpctrain.worker.process_group import World, check_world
+from hpctrain.worker.master_address import check_address
 from hpctrain.worker.rank_env import RankEnv
-from hpctrain.worker.rendezvous import check_address, meet
+from hpctrain.worker.rendezvous import meet
 from hpctrain.worker.stop_signal import StopSignal
+from hpctrain.worker.world import World, check_world
 
 
 def free_port() -> int:

@@ -14,7 +14,9 @@ from hpctrain.analysis.report.runs_text import runs_table
 from hpctrain.analysis.run_row import FLOP_CONVENTIONS, OWN_SOURCE, RunSummary, counted_ranks, rank_word
 from hpctrain.analysis.scaling import KIND_KEYS, Scaling, scaling_efficiency
 from hpctrain.analysis.summary import summarise
-from hpctrain.record.files import replace_file
+from hpctrain.errors import RecordError
+from hpctrain.record.files import read_record, replace_file
+from hpctrain.record.launch_check import LaunchCheck, summary_text
 from hpctrain.record.paths import RunPaths
 from hpctrain.text_table import aligned, printable, wrapped
 from hpctrain.units import gib, short_count
@@ -105,6 +107,9 @@ def write_summary(run: RunPaths) -> str:
     data = read_run(run)
     summary = summarise(data)
     text = render_summary(summary)
+    if data.plan is not None and data.plan.payload == "launch_check":
+        state = summary.state if summary.state == "completed" else summary.reason
+        return f"run    {summary.folder}\nstate  {state}\n{_launch_check(run)}"
     values = dataclasses.asdict(summary)
     del values["folder"]  # a run folder may be moved
     values = {"schema_version": SUMMARY_SCHEMA_VERSION, **values, "flop_conventions": FLOP_CONVENTIONS}
@@ -118,6 +123,16 @@ def write_summary(run: RunPaths) -> str:
         place = printable(str(run.root))
         return f"{text}\n\npicture not saved, {place}: {error.strerror}; -o FILE.html writes a report elsewhere"
     return f"{text}\n\npicture {printable(str(run.summary_figure))}"
+
+
+def _launch_check(run: RunPaths) -> str:
+    """What a launch check measured, or why that is not known."""
+    if not run.launch_check.exists():
+        return "launch check: nothing measured, the ranks did not meet; see status and logs"
+    try:
+        return printable(summary_text(read_record(run.launch_check, LaunchCheck)))
+    except RecordError as error:
+        return str(error)
 
 
 def render_text(frames: Frames) -> str:

@@ -1,0 +1,80 @@
+"""``submit -m``: the sweep on the command line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hpctrain.launch.held_signals import HeldSignals
+from hpctrain.launch.sweep import Planned, SweepResult, point_labels, submit_sweep
+from hpctrain.plan.slurm_request import SlurmRequest
+from hpctrain.secret_text import redact_override
+from hpctrain.text_table import aligned, printable
+
+_MAX_WARNINGS = 12
+
+
+def tell_warnings(of_points: Sequence[Sequence[str]]) -> None:
+    """The warnings of all points on stderr, each once; of very many the first."""
+    found = list(dict.fromkeys(text for warnings in of_points for text in warnings))
+    for text in found[:_MAX_WARNINGS]:
+        print(printable(f"warning: {text}"), file=sys.stderr)
+    if len(found) > _MAX_WARNINGS:
+        print(f"warning: and {len(found) - _MAX_WARNINGS} more; plan -m shows each point", file=sys.stderr)
+
+
+def submit_planned_sweep(
+    planned: Planned, root: Path, words: Sequence[str], as_json: bool, largest: Callable[[SlurmRequest], int]
+) -> int:
+    """Submits what is missing of a sweep, prints what became of its points, and returns the exit code.
+
+    Args:
+        planned: all points.
+        root: of the runs.
+        words: the overrides as typed, to say how it goes on.
+        as_json: print it for machines.
+        largest: tasks that an array of such a request may have.
+    """
+    with HeldSignals() as held:
+        result = submit_sweep(planned, root, largest, held)
+        print(_json(result) if as_json else printable(_table(result)), flush=True)
+        if result.trouble:
+            print(printable(f"hpctrain: {result.trouble}\n{_how_to_go_on(result, words)}"), file=sys.stderr)
+    return result.exit_code
+
+
+def _table(result: SweepResult) -> str:
+    points = result.manifest.points
+    labels = point_labels([point.overrides for point in points])
+    rows = [
+        (
+            label,
+            point.state,
+            point.job_id or "-",
+            str(result.folder / point.run) if point.state == "submitted" else point.reason or "-",
+        )
+        for label, point in zip(labels, points, strict=True)
+    ]
+    num_jobs = sum(group.state == "submitted" for group in result.manifest.groups)
+    num_submitted = sum(point.state == "submitted" for point in points)
+    summary = f"{num_submitted} of {len(points)} points submitted, as {num_jobs} job{'s' * (num_jobs != 1)}"
+    table = aligned([("POINT", "STATE", "JOB", "RUN, OR WHY NOT"), *rows])
+    return f"{table}\n{summary}\nsweep {result.folder}"
+
+
+def _json(result: SweepResult) -> str:
+    folder, manifest = result.folder, result.manifest
+    points = [vars(point) | {"path": str(folder / point.run)} for point in manifest.points]
+    groups = [vars(group) for group in manifest.groups]
+    return json.dumps({"sweep": str(folder), "trouble": result.trouble, "groups": groups, "points": points}, indent=2)
+
+
+def _how_to_go_on(result: SweepResult, words: Sequence[str]) -> str:
+    if not result.folder.exists():
+        return "nothing was submitted"
+    overrides = [redact_override(word) for word in words if not word.startswith("launch.sweep_name=")]
+    command = ["python", "-m", "hpctrain", "-m", *overrides, f"launch.sweep_name={result.folder.name}"]
+    return f"what was submitted stays; to submit the rest: {shlex.join(command)}"

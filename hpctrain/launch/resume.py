@@ -1,0 +1,288 @@
+"""The same run folder handed over once more: what may change, what must fit its checkpoints, and what becomes of old records."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import itertools
+import json
+import os
+from collections.abc import Iterator, Sequence
+
+from hpctrain.config.changes import ChangedConfig, change_config
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError, LaunchError, Problem, RecordError
+from hpctrain.launch.jobs import RunStatus
+from hpctrain.plan.nodelist import node_names
+from hpctrain.plan.run_plan import RunPlan
+from hpctrain.record.checkpoints import Checkpoint, read_checkpoints
+from hpctrain.record.files import write_text
+from hpctrain.record.frozen_config import config_text
+from hpctrain.record.paths import RunPaths
+from hpctrain.record.reader import StepsFile, read_each_attempt, read_submission
+from hpctrain.record.resume_check import resume_problems
+from hpctrain.record.schema import AttemptRecord
+from hpctrain.secret_text import redact_override
+
+_MAY_CHANGE = (
+    *(
+        "cluster.",
+        "launch.",
+        "env.",
+        "run.note",
+        "training.num_steps",
+        "training.log_interval",
+        "training.keep_checkpoints",
+    ),
+    *("training.checkpoint_", "training.check_checkpoint_room", "training.start_timeout_min"),
+    *("training.collective_timeout_min", "training.telemetry_interval_s", "nodes", "hardware.gpus_per_node"),
+)
+"""Keys, or beginnings of keys, that do not decide what a step computes; a checkpoint refuses another number of ranks."""
+_NODE_ENDS = frozenset({"node_failure"})
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumeRequest:
+    """What was asked for."""
+
+    words: tuple[str, ...]
+    """Overrides in Hydra's spelling."""
+    current_code: bool = False
+    """Run the code as it is now, and not the copy that the run was submitted with."""
+    from_step: int | None = None
+    """Go on from this checkpoint; 0: from the beginning. None: from the newest."""
+    force: bool = False
+    """Also where nobody knows whether the run is still active."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumeChanges:
+    """The configuration that a run goes on with."""
+
+    config: Config
+    notes: tuple[str, ...]
+    """What the user should know, a sentence each."""
+    overrides: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def locked(run: RunPaths) -> Iterator[None]:
+    """Keeps two resumes of one run apart.
+
+    Raises:
+        LaunchError: another one is under way.
+    """
+    path = run.root / ".resume.lock"
+    try:
+        stream = path.open("w")
+    except OSError as error:
+        raise LaunchError(f"{path}: {error.strerror}") from None
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LaunchError(f"{run.root}: is being resumed by another process") from None
+        yield
+
+
+def check_is_over(run: RunPaths, status: RunStatus, force: bool) -> None:
+    """Raises LaunchError where the run is, or may be, waiting or running."""
+    detail = f" ({status.detail})" if status.detail else ""
+    if status.state == "UNKNOWN" and not force:
+        raise LaunchError(
+            f"{run.root}: whether job {status.job_id or '-'} still runs is not known{detail}; look with squeue, then resume"
+            " with --force"
+        )
+    if not status.is_over and status.state != "UNKNOWN":
+        raise LaunchError(
+            f"{run.root}: is {status.state} as job {status.job_id}{detail}; cancel it first, or let it go on by itself"
+        )
+
+
+def resumed_config(run: RunPaths, config: Config, request: ResumeRequest) -> ResumeChanges:
+    """The configuration to go on with.
+
+    Args:
+        run: the run folder.
+        config: frozen at the last submission.
+        request: what was asked for.
+
+    Raises:
+        ConfigError: a key may not change, or the run has completed and is not given more steps.
+    """
+    changed = change_config(config, request.words)
+    problems = [*_kept_problems(config, changed), *_steps_problems(run, config, changed.config)]
+    if problems:
+        raise ConfigError(problems)
+    notes = [f"{key} is changed" for key in changed.changed]
+    if changed.config.training.num_steps != config.training.num_steps:
+        notes.append(
+            f"training.num_steps={changed.config.training.num_steps}: the learning-rate schedule now ends there, and not at"
+            f" {config.training.num_steps}"
+        )
+    config, exclude_notes = _without_failed_nodes(changed.config, failed_nodes(read_each_attempt(run).attempts))
+    return ResumeChanges(config, (*notes, *exclude_notes), request.words)
+
+
+def _kept_problems(before: Config, changed: ChangedConfig) -> list[Problem]:
+    values = dataclasses.asdict(changed.config)
+    problems = []
+    for key in changed.changed:
+        if not key.startswith(_MAY_CHANGE):
+            value: object = values
+            for part in key.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            rule = "decides what the run computes, and a run that goes on keeps it"
+            problems.append(Problem(key, str(value), rule, "leave it out, or begin a new run: rerun RUN with it"))
+    if before.cluster.kind != changed.config.cluster.kind:
+        rule = f"the run was made for cluster.kind={before.cluster.kind}"
+        problems.append(
+            Problem("cluster.kind", changed.config.cluster.kind, rule, "rerun RUN cluster=... begins a new run")
+        )
+    return problems
+
+
+def _steps_problems(run: RunPaths, before: Config, after: Config) -> list[Problem]:
+    done, steps = before.training.num_steps, after.training.num_steps
+    attempts = read_each_attempt(run).attempts
+    has_completed = bool(attempts) and attempts[-1].state == "completed"
+    if after.training.payload == "train" and has_completed and steps <= done:
+        rule = f"the run has completed its {done} steps"
+        return [Problem("training.num_steps", str(steps), rule, f"resume RUN training.num_steps=N with N above {done}")]
+    if steps < done:
+        rule = f"the run was begun for {done} steps, and its learning-rate schedule with it"
+        return [Problem("training.num_steps", str(steps), rule, f"nearest: {done}")]
+    return []
+
+
+def failed_nodes(attempts: Sequence[AttemptRecord]) -> list[str]:
+    """Nodes that failed in one of the attempts, each once, in order."""
+    found = [
+        name
+        for attempt in attempts
+        if attempt.end_reason in _NODE_ENDS and attempt.failed_node
+        for name in attempt.failed_node.split(",")
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _without_failed_nodes(config: Config, failed: list[str]) -> tuple[Config, list[str]]:
+    """Leaves them out where that is asked for, else says how."""
+    try:
+        excluded = node_names(config.cluster.exclude) if config.cluster.exclude else []
+    except ValueError:
+        excluded = []  # Slurm will judge it
+    more = [name for name in failed if name not in excluded]
+    if not more or config.cluster.kind != "slurm":
+        return config, []
+    names = ",".join(filter(None, (config.cluster.exclude, *more)))
+    if not config.launch.exclude_failed_nodes:
+        return config, [
+            f"node {', '.join(more)} failed in an earlier attempt; leave it out with cluster.exclude='\"{names}\"'"
+        ]
+    cluster = dataclasses.replace(config.cluster, exclude=names)
+    return dataclasses.replace(config, cluster=cluster), [f"cluster.exclude={names}: failed in an earlier attempt"]
+
+
+def checkpoint_to_go_on_from(run: RunPaths, plan: RunPlan, config: Config, from_step: int | None) -> Checkpoint | None:
+    """The newest complete checkpoint, or that of ``from_step``; None: the run begins at step 1.
+
+    Raises:
+        ConfigError: there is none of that step, all are damaged, or it does not fit the plan.
+    """
+    found = read_checkpoints(run)
+    complete = list(found.complete)
+    damaged = [
+        f"{checkpoint.folder.name}: {checkpoint.reason}" for checkpoint in found.unusable if checkpoint.was_complete
+    ]
+    if damaged and not complete and from_step is None:
+        raise ConfigError(f"no checkpoint can be used: {'; '.join(damaged)}; --from-step 0 begins at step 1 again")
+    if from_step is not None:
+        steps = [checkpoint.step for checkpoint in complete]
+        if from_step and from_step not in steps:
+            listed = ", ".join(map(str, steps)) or "none"
+            raise ConfigError(
+                f"--from-step {from_step}: there is no complete checkpoint of this step; there are: {listed}"
+            )
+        complete = [checkpoint for checkpoint in complete if checkpoint.step <= from_step]
+    if not complete or plan.payload != "train":
+        return None
+    if problems := resume_problems(complete[-1], plan, config.training.seed):
+        raise ConfigError(problems)
+    return complete[-1]
+
+
+def start_note(run: RunPaths, checkpoint: Checkpoint | None, plan: RunPlan) -> str:
+    """From where the run goes on."""
+    if plan.payload != "train":
+        return "the check is made once more"
+    if checkpoint is not None:
+        return f"goes on after step {checkpoint.step} of {plan.num_steps}"
+    steps = [record.step for record in StepsFile(run.steps).new_records()]
+    lost = f"; its {max(steps)} steps are made once more" if steps else ""
+    return f"begins at step 1 of {plan.num_steps}, since there is no checkpoint to go on from{lost}"
+
+
+class FormerRecords:
+    """The records of the last submission, moved into ``submissions/`` and put back if nothing is submitted."""
+
+    def __init__(self, run: RunPaths) -> None:
+        self._run = run
+        stem = _free_stem(run)
+        self._kept = {
+            path: run.earlier_submissions / f"{stem}{suffix}"
+            for path, suffix in (
+                (run.submission, ".json"),
+                (run.config, ".config.yaml"),
+                (run.plan, ".plan.json"),
+                (run.overrides, ".overrides.json"),
+                (run.code, ".code.json"),
+            )
+            if path.exists()
+        }
+
+    def keep(self) -> None:
+        """Copies by name what will be replaced; the submission itself moves, since no job belongs to it any more."""
+        self._run.earlier_submissions.mkdir(exist_ok=True)
+        for path, kept in self._kept.items():
+            if path == self._run.submission:
+                path.rename(kept)
+            else:
+                kept.write_bytes(path.read_bytes())
+
+    def put_back(self) -> None:
+        for path, kept in self._kept.items():
+            os.replace(kept, path)
+        with contextlib.suppress(OSError):  # records of earlier ones are in it
+            self._run.earlier_submissions.rmdir()
+
+
+def _free_stem(run: RunPaths) -> str:
+    """The first attempt of the last submission; with a number where it was submitted anew before it had one."""
+    try:
+        stem = str(read_submission(run).first_attempt)
+    except RecordError:
+        stem = "0"  # it never came to a submission
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    return next(name for name in names if not (run.earlier_submissions / f"{name}.config.yaml").exists())
+
+
+def write_resumed(run: RunPaths, changes: ResumeChanges, plan: RunPlan, code: str) -> None:
+    """Freezes what the run goes on with.
+
+    Args:
+        run: the run folder, its former records kept.
+        changes: the configuration and what was typed for it.
+        plan: of the configuration.
+        code: new text of ``code.json``; empty: the same code goes on.
+    """
+    typed = json.loads(run.overrides.read_text(encoding="utf-8"))
+    write_text(run.config, config_text(changes.config))
+    write_text(
+        run.overrides,
+        json.dumps([*typed, *map(redact_override, changes.overrides)], ensure_ascii=False, indent=2) + "\n",
+    )
+    write_text(run.plan, plan.to_json())
+    if code:
+        write_text(run.code, code)

@@ -1,0 +1,197 @@
+"""A run handed over once more, and a new run like an old one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.config.compose import compose_points
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.launch.jobs import RunStatus
+from hpctrain.launch.rerun import rerun_point
+from hpctrain.launch.resume import (
+    FormerRecords,
+    ResumeRequest,
+    check_is_over,
+    checkpoint_to_go_on_from,
+    failed_nodes,
+    locked,
+    resumed_config,
+)
+from hpctrain.plan.run_plan import build_run_plan
+from hpctrain.record.files import write_record
+from hpctrain.record.frozen_config import config_text
+from hpctrain.record.paths import RunPaths
+from hpctrain.record.reader import StepsFile, read_attempts, read_config, read_submission
+from hpctrain.record.schema import SubmissionRecord
+from tests.cli.test_cli import hpctrain
+from tests.launch.test_chain import save_checkpoint
+from tests.launch.test_local import only_run
+from tests.record.test_files import attempt
+
+WORDS = ("model=tiny", "cluster=sandbox", "nodes=2", "training.num_steps=20", "training.warmup_steps=2")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    paths = RunPaths(tmp_path / "a b'c $d" / "run=1")
+    paths.attempts.mkdir(parents=True)
+    (point,) = compose_points(WORDS, multirun=False)
+    paths.config.write_text(config_text(point.config), encoding="utf-8")
+    paths.overrides.write_text(json.dumps(list(point.overrides)), encoding="utf-8")
+    paths.plan.write_text(build_run_plan(point.config).to_json(), encoding="utf-8")
+    paths.code.write_text("{}", encoding="utf-8")
+    return paths
+
+
+def changed(run: RunPaths, *words: str) -> tuple[Config, str]:
+    changes = resumed_config(run, read_config(run), ResumeRequest(words))
+    return changes.config, "\n".join(changes.notes)
+
+
+def row(run: RunPaths, **changes: Any) -> RunStatus:
+    values: dict[str, Any] = {field.name: None for field in dataclasses.fields(RunStatus)}
+    values |= {"path": str(run.root), "job_id": "7", "state": "FAILED", "detail": "", "is_over": True, **changes}
+    return RunStatus(**values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "force", "words"),
+    [
+        ({"state": "RUNNING", "is_over": False}, False, "is RUNNING as job 7; cancel it first"),
+        ({"state": "RUNNING", "is_over": False}, True, "is RUNNING as job 7"),
+        ({"state": "PENDING", "is_over": False, "detail": "Resources"}, False, r"is PENDING as job 7 \(Resources\)"),
+        ({"state": "UNKNOWN", "detail": "squeue: no answer"}, False, r"is not known \(squeue: no answer\); look with"),
+        ({"state": "UNKNOWN", "is_over": False}, False, "resume with --force"),
+    ],
+)
+def test_a_run_that_may_be_active_is_left_alone(
+    run: RunPaths, changes: dict[str, Any], force: bool, words: str
+) -> None:
+    with pytest.raises(LaunchError, match=words):
+        check_is_over(run, row(run, **changes), force)
+
+
+@pytest.mark.parametrize(("changes", "force"), [({}, False), ({"state": "UNKNOWN", "is_over": False}, True)])
+def test_a_run_that_is_over_may_go_on(run: RunPaths, changes: dict[str, Any], force: bool) -> None:
+    check_is_over(run, row(run, **changes), force)
+
+
+@pytest.mark.parametrize(
+    ("words", "done", "expected"),
+    [
+        (("model.num_layers=3",), False, "model.num_layers=3: decides what the run computes"),
+        (("training.seed=1", "training.learning_rate=0.1"), False, "training.learning_rate=0.1: decides"),
+        (("parallelism=zero1",), False, "parallelism.zero_stage=1: decides"),
+        (("cluster=local",), False, "cluster.kind=local: the run was made for cluster.kind=slurm"),
+        (("training.num_steps=10",), False, "training.num_steps=10: the run was begun for 20 steps.*nearest: 20"),
+        ((), True, "training.num_steps=20: the run has completed its 20 steps; .*with N above 20"),
+        (("cluster.tyme=3",), False, "is no key of hpctrain"),
+    ],
+)
+def test_what_may_not_change(run: RunPaths, words: tuple[str, ...], done: bool, expected: str) -> None:
+    if done:
+        write_record(run.attempt(1), attempt(1, state="completed", end_reason="completed"))
+    with pytest.raises(ConfigError, match=expected):
+        changed(run, *words)
+
+
+def test_what_may_change_is_told(run: RunPaths) -> None:
+    write_record(run.attempt(1), attempt(1, state="completed", end_reason="completed"))
+    config, notes = changed(run, "cluster.time=2:00:00", "training.num_steps=40", "env.NCCL_DEBUG=INFO")
+    assert (config.cluster.time, config.training.num_steps, config.env["NCCL_DEBUG"]) == ("2:00:00", 40, "INFO")
+    for text in ("cluster.time is changed", "the learning-rate schedule now ends there, and not at 20"):
+        assert text in notes
+
+
+def test_failed_nodes_are_offered_or_left_out(run: RunPaths) -> None:
+    ends = [("node_failure", "h04"), ("exception", "h01"), ("node_failure", "h04,h02")]
+    for number, (reason, node) in enumerate(ends, start=1):
+        write_record(run.attempt(number), attempt(number, state="failed", end_reason=reason, failed_node=node))
+    assert failed_nodes(read_attempts(run)) == ["h04", "h02"]
+    config, notes = changed(run)
+    assert config.cluster.exclude is None
+    assert "node h04, h02 failed in an earlier attempt; leave it out with cluster.exclude='\"h04,h02\"'" in notes
+    config, notes = changed(run, "launch.exclude_failed_nodes=true", 'cluster.exclude="h[02-03]"')
+    assert config.cluster.exclude == "h[02-03],h04"
+    assert "cluster.exclude=h[02-03],h04: failed in an earlier attempt" in notes
+
+
+def test_the_checkpoint_must_fit_the_plan(run: RunPaths) -> None:
+    config = read_config(run)
+    plan = build_run_plan(config)
+    assert checkpoint_to_go_on_from(run, plan, config, None) is None
+    save_checkpoint(run, 8)
+    with pytest.raises(ConfigError, match=r"nodes=2: .* the checkpoint of step 8 is cut for 1"):
+        checkpoint_to_go_on_from(run, plan, config, None)
+    with pytest.raises(ConfigError, match="--from-step 4: there is no complete checkpoint of this step; there are: 8"):
+        checkpoint_to_go_on_from(run, plan, config, 4)
+    assert checkpoint_to_go_on_from(run, plan, config, 0) is None
+
+
+def test_former_records_are_kept_and_come_back(run: RunPaths) -> None:
+    submission = SubmissionRecord(1, "slurm", "7", 1.0, "h", command=("sbatch",), first_attempt=3)
+    write_record(run.submission, submission)
+    former = FormerRecords(run)
+    former.keep()
+    assert not run.submission.exists()
+    assert run.config.exists()
+    kept = {path.name for path in run.earlier_submissions.iterdir()}
+    assert kept == {"3.json", "3.config.yaml", "3.plan.json", "3.overrides.json", "3.code.json"}
+    former.put_back()
+    assert read_submission(run) == submission
+    assert not run.earlier_submissions.exists()
+    # The next submission may begin with the same number, if nothing was started in between.
+    for _ in range(2):
+        FormerRecords(run).keep()
+        write_record(run.submission, submission)
+    assert {path.name for path in run.earlier_submissions.glob("*[0-9].json")} == {"3.json", "3-2.json"}
+
+
+def test_two_resumes_of_one_run_are_kept_apart(run: RunPaths) -> None:
+    with locked(run), pytest.raises(LaunchError, match="is being resumed by another process"), locked(run):
+        pass
+    with locked(run):
+        pass
+
+
+def test_a_rerun_has_the_frozen_configuration_with_overrides(run: RunPaths) -> None:
+    point, root = rerun_point(run, ["nodes=4", "run.note=again"])
+    frozen = read_config(run)
+    assert (point.config.nodes, point.config.run.note, point.config.model) == (4, "again", frozen.model)
+    assert (root, point.rerun_of) == (run.root.parent, str(run.root))
+    assert point.overrides == (*json.loads(run.overrides.read_text(encoding="utf-8")), "nodes=4", "run.note=again")
+    # Of a sweep's point: beside the sweep, and not in it.
+    (run.root.parent / "sweep.json").write_text("{}", encoding="utf-8")
+    assert rerun_point(run, [])[1] == run.root.parent.parent
+    assert rerun_point(run, ["run.root=/elsewhere"])[1] == Path("/elsewhere")
+
+
+@pytest.mark.train
+def test_a_local_run_goes_on_and_is_run_again(tmp_path: Path) -> None:
+    words = ("model=tiny", "cluster=local", "model.num_layers=1", "training.warmup_steps=1", "training.num_steps=4")
+    answer = hpctrain(*words, "training.checkpoint_at_end=true", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    run = only_run(tmp_path)
+    done = hpctrain("resume", str(run.root), cwd=tmp_path)
+    assert (done.returncode, "has completed its 4 steps" in done.stderr) == (2, True), done.stderr
+    more = hpctrain("resume", str(run.root), "training.num_steps=6", cwd=tmp_path)
+    assert more.returncode == 0, more.stderr
+    assert "goes on after step 4 of 6" in more.stdout
+    first, second = read_attempts(run)
+    assert (first.state, second.state, second.resumed_from_step, second.start_step) == ("completed", "completed", 4, 4)
+    assert [record.step for record in StepsFile(run.steps).new_records() if record.attempt == 2] == [5, 6]
+    assert read_submission(run).first_attempt == 2
+    assert (run.earlier_submissions / "1.json").exists()
+
+    anew = hpctrain("rerun", str(run.root), "training.num_steps=2", "cluster.wait=false", cwd=tmp_path)
+    assert anew.returncode == 0, anew.stderr
+    (other,) = set((tmp_path / "runs").glob("[!.]*")) - {run.root}
+    assert json.loads(RunPaths(other).code.read_text(encoding="utf-8"))["rerun_of"] == str(run.root)
+    assert read_config(RunPaths(other)).training.num_steps == 2
+    hpctrain("cancel", str(other), cwd=tmp_path)
