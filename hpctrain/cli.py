@@ -38,7 +38,7 @@ _HYDRA_FLAGS = ("--hydra-help", "--info", "-i", "--shell-completion", "-sc")
 _HYDRA_VERBS = ("submit", "plan")
 _VERB = re.compile(r"[A-Za-z_][\w-]*")
 _EXIT_FAILED = 1
-_NO_SLURM = ("cluster=local", "cluster=azureml")
+_NO_SLURM = ("cluster=local", "cluster=azureml", "launch.mode=here")
 """Nothing is asked where no answer matters; a site's own files of these kinds cost a question."""
 
 
@@ -242,6 +242,7 @@ def _checked_root(planned: list[tuple[Point, RunPlan]], multirun: bool, force: b
     """The folder of the runs, after everything that can be refused has been asked."""
     from hpctrain.launch.container_check import check_container
     from hpctrain.launch.environment import secret_values
+    from hpctrain.launch.here import here_problems
     from hpctrain.launch.interpreter import interpreter
     from hpctrain.launch.preflight import (
         check_checkpoint_room,
@@ -269,6 +270,8 @@ def _checked_root(planned: list[tuple[Point, RunPlan]], multirun: bool, force: b
         secret_values(point.config, os.environ)
         if plan.cluster_kind == "slurm":
             check_container(point.config, interpreter())
+    if problems := here_problems(first_point.config, first_plan.layout, os.environ):
+        raise ConfigError(problems)
     if first_plan.cluster_kind == "slurm":
         check_slurm_is_here()
     elif first_plan.cluster_kind == "local":
@@ -309,7 +312,7 @@ def _submit_one(point: Point, plan: RunPlan, root: Path, python: str) -> int:
         remove_run_folder(run_paths)
         raise
     print(f"job {submission.job_id}\nrun {run_paths.root}")
-    if not point.config.cluster.wait:
+    if not (point.config.cluster.wait or point.config.launch.mode == "here"):
         return EXIT_OK
     return _wait(run_paths, plan)
 
@@ -323,11 +326,13 @@ def _wait(run_paths: RunPaths, plan: RunPlan) -> int:
     from hpctrain.launch.jobs import collect_status
     from hpctrain.record.reader import read_submission
 
+    submission = read_submission(run_paths)
     try:
         with terminable():
-            attempt = follow(run_paths, plan, read_submission(run_paths), Console())
+            attempt = follow(run_paths, plan, submission, Console())
     except KeyboardInterrupt:
-        print(cancel(run_paths) if plan.cluster_kind == "local" else "the job goes on; see status, or cancel it")
+        is_ours = submission.cluster_kind == "local"
+        print(cancel(run_paths) if is_ours else "the job goes on; see status, or cancel it")
         raise
     (status,) = collect_status([run_paths])
     if status.state != "COMPLETED":

@@ -44,6 +44,7 @@ Examples:
   python -m hpctrain plan model=530b nodes=128                     look before you leap
   python -m hpctrain model=530b nodes=128                          submit to Slurm
   python -m hpctrain -m model=175b nodes=16,32,64,128              a sweep
+  python -m hpctrain -m experiment=azure_fig5b                     a published figure as a sweep
 
 Exit codes: 0 done, 1 failed without a code of its own, 2 configuration or nothing to read, 3 does not fit, 4 launch,
 5 slower than the baseline, stopped working, or more runs failed; a followed run that failed: that of its end reason.

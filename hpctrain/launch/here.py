@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import psutil
 
 from hpctrain.config.schema import Config
-from hpctrain.errors import ConfigError, Problem
+from hpctrain.errors import Problem
 from hpctrain.plan.layout import Layout
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.schema import SCHEMA_VERSION, SubmissionRecord
@@ -43,13 +43,12 @@ def here_problems(config: Config, layout: Layout, shell: Mapping[str, str]) -> t
     return ()
 
 
-def submit_here(run: RunPaths, layout: Layout, environment: Mapping[str, str]) -> SubmissionRecord:
+def submit_here(
+    run: RunPaths, layout: Layout, environment: Mapping[str, str], first_attempt: int
+) -> SubmissionRecord:
     """Starts the run's script in a session of its own; it runs until the run or the allocation ends.
 
     Two runs in one allocation have folders of their own, and share its nodes.
-
-    Raises:
-        ConfigError: the shell is in no allocation that fits.
     """
     allocation = {name: os.environ[name] for name in _OF_THE_ALLOCATION if name in os.environ}
     num_tasks = str(layout.world_size)
@@ -77,4 +76,5 @@ def submit_here(run: RunPaths, layout: Layout, environment: Mapping[str, str]) -
         host=socket.gethostname(),
         command=("bash", str(run.submission_script)),
         process_started_at_s=psutil.Process(process.pid).create_time(),
+        first_attempt=first_attempt,
     )

@@ -60,17 +60,20 @@ def cancel_local(run: RunPaths, submission: SubmissionRecord) -> str:
     process = local_process(submission)
     if process is None:
         return "the run has ended already"
-    told = _end_processes(process)
+    told = _end_processes(process, is_script=bool(submission.command))
     attempts = read_attempts(run)
     ending = Ending(None, submission.job_id, evidence=EndEvidence("cancelled", "cancelled"))
     close_attempt(run, attempts[-1].attempt if attempts else 1, ending, time.time())
     return told
 
 
-def _end_processes(controller: psutil.Process) -> str:
-    """Asks the ranks to end after their step, and ends those that do not."""
+def _end_processes(controller: psutil.Process, is_script: bool) -> str:
+    """Asks the ranks to end after their step, and ends those that do not.
+
+    submitit's controller hands the signal on; a script (launch.mode=here) waits for its srun, which has to be told itself.
+    """
     members = process_tree(controller)
-    for process in members[:1]:
+    for process in members if is_script else members[:1]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
     _, alive = psutil.wait_procs(members, timeout=_CANCEL_GRACE_S)

@@ -87,6 +87,10 @@ def _submit_slurm(
         first_attempt=first_attempt,
     )
     write_text(run.submission_script, sbatch_script(plan.slurm, target))
+    if config.launch.mode == "here":
+        from hpctrain.launch.here import submit_here
+
+        return submit_here(run, plan.layout, environment, first_attempt)
     submission = Submission(run.submission_script, environment, key, retry_s=config.launch.submit_retry_s)
     job = submit_patiently(submission, config.launch, held, plan.slurm)
     submission.forget_answer()

