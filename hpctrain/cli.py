@@ -30,6 +30,7 @@ from hpctrain.text_table import printable
 
 if TYPE_CHECKING:
     from hpctrain.config.compose import Point
+    from hpctrain.launch.sweep_manifest import LeftOut
     from hpctrain.plan.run_plan import RunPlan
     from hpctrain.plan.site_limits import Site
     from hpctrain.record.paths import RunPaths
@@ -173,6 +174,8 @@ def _planned(words: _ComposeWords, asks_site: bool) -> tuple[list[tuple[Point, R
 
         return planned_on_site(planned, question)
     finally:
+        # What is there now stays until the end: no later collection looks at it again.
+        gc.freeze()
         gc.enable()
 
 
@@ -228,17 +231,22 @@ def _submit(words: Sequence[str]) -> int:
     if parsed.shown_config:
         return _print_config(parsed)
     planned, site = _planned(parsed, asks_site=True)
+    left_out: tuple[LeftOut, ...] = ()
+    if parsed.multirun:
+        from hpctrain.launch.sweep import without_what_does_not_fit
+
+        planned, left_out = without_what_does_not_fit(planned, parsed.force)
     root = _checked_root(planned, parsed.multirun, parsed.force)
     for problem in dict.fromkeys(problem for _, plan in planned for problem in plan.problems):
         print(printable(f"warning: --force: {problem}"), file=sys.stderr)
     from hpctrain.launch.interpreter import interpreter
 
     if parsed.multirun:
-        return _submit_sweep(planned, site, root, parsed)
+        return _submit_sweep(planned, left_out, site, root, parsed)
     return _submit_one(*planned[0], root, interpreter())
 
 
-def _checked_root(planned: list[tuple[Point, RunPlan]], multirun: bool, force: bool) -> Path:
+def _checked_root(planned: Sequence[tuple[Point, RunPlan]], multirun: bool, force: bool) -> Path:
     """The folder of the runs, after everything that can be refused has been asked."""
     from hpctrain.launch.container_check import check_container
     from hpctrain.launch.environment import secret_values
@@ -278,8 +286,11 @@ def _checked_root(planned: list[tuple[Point, RunPlan]], multirun: bool, force: b
         check_this_machine(first_plan, force)
     check_packages(first_plan)
     root = check_run_root(first_point.config.run.root)
-    for point, plan in planned:
-        check_checkpoint_room(plan, point.config.training, root)
+    short = [check_checkpoint_room(plan, point.config.training, root) for point, plan in planned]
+    if any(short):
+        from hpctrain.cli_sweep import tell_warnings
+
+        tell_warnings([list(filter(None, short))])
     return root
 
 
@@ -353,13 +364,19 @@ def _wait(run_paths: RunPaths, plan: RunPlan) -> int:
     return EXIT_OK
 
 
-def _submit_sweep(planned: list[tuple[Point, RunPlan]], site: Site | None, root: Path, parsed: _ComposeWords) -> int:
+def _submit_sweep(
+    planned: Sequence[tuple[Point, RunPlan]],
+    left_out: tuple[LeftOut, ...],
+    site: Site | None,
+    root: Path,
+    parsed: _ComposeWords,
+) -> int:
     from hpctrain.cli_sweep import submit_planned_sweep, tell_warnings
     from hpctrain.plan.sweep_groups import largest_array
 
     tell_warnings([plan.warnings for _, plan in planned])
     return submit_planned_sweep(
-        planned, root, parsed.overrides, parsed.as_json, lambda request: largest_array(site, request)
+        planned, left_out, root, parsed.overrides, parsed.as_json, lambda request: largest_array(site, request)
     )
 
 

@@ -160,7 +160,7 @@ def _resume_one(run: RunPaths, request: ResumeRequest, hold: HoldPoint) -> tuple
     from hpctrain.launch.snapshot import snapshot_of
     from hpctrain.launch.submit import submit
     from hpctrain.record.checkpoints import set_aside_after
-    from hpctrain.record.reader import read_config
+    from hpctrain.record.reader import read_config, runs_folder
 
     with life.locked(run):
         # Asked again: another resume may have come before.
@@ -170,7 +170,7 @@ def _resume_one(run: RunPaths, request: ResumeRequest, hold: HoldPoint) -> tuple
             snapshot_of(run)  # refused here if it is gone
         frozen = read_config(run)
         changes = life.resumed_config(run, frozen, request)
-        at_home = dataclasses.replace(changes.config.run, root=str(_home(run)))
+        at_home = dataclasses.replace(changes.config.run, root=str(runs_folder(run)))
         held, plan = hold(Point(request.words, dataclasses.replace(changes.config, run=at_home), ()), request.force)
         checkpoint = life.checkpoint_to_go_on_from(run, plan, held.config, request.from_step)
         for note in (*changes.notes, *plan.warnings, life.start_note(run, checkpoint, plan)):
@@ -178,7 +178,7 @@ def _resume_one(run: RunPaths, request: ResumeRequest, hold: HoldPoint) -> tuple
         former = life.FormerRecords(run)
         former.keep()
         try:
-            code = code_text(_home(run), interpreter()) if request.current_code else ""
+            code = code_text(runs_folder(run), interpreter()) if request.current_code else ""
             config = dataclasses.replace(held.config, run=changes.config.run)
             life.write_resumed(run, dataclasses.replace(changes, config=config), plan, code)
             if request.from_step is not None:
@@ -192,9 +192,3 @@ def _resume_one(run: RunPaths, request: ResumeRequest, hold: HoldPoint) -> tuple
             raise
     print(printable(f"job {submission.job_id}\nrun {run.root}"))
     return plan, config.cluster.wait
-
-
-def _home(run: RunPaths) -> Path:
-    """The folder that holds the runs: above a sweep's folder, if the run is a point of one."""
-    parent = run.root.parent
-    return parent.parent if (parent / "sweep.json").exists() else parent

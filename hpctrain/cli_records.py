@@ -9,13 +9,10 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hpctrain.cli_runs import folder_parser
 from hpctrain.errors import EXIT_OK, ConfigError, LaunchError, RecordError
 from hpctrain.text_table import printable
-
-if TYPE_CHECKING:
-    pass
 
 ANALYSIS_PACKAGES = ("pandas", "matplotlib", "pyarrow", "jinja2", "tabulate")
 
@@ -29,14 +26,6 @@ def require_analysis(verb: str) -> None:
     missing = [name for name in ANALYSIS_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise LaunchError(f"{verb} needs {', '.join(missing)}; pip install 'hpctrain[analysis]'")
-
-
-def _folder_parser(verb: str, help_text: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"python -m hpctrain {verb}", description=help_text)
-    parser.add_argument(
-        "folders", nargs="*", type=Path, default=[Path("runs")], help="run folders, or folders that hold some"
-    )
-    return parser
 
 
 def report(words: Sequence[str]) -> int:
@@ -88,7 +77,7 @@ def _tell(problems: Iterable[str]) -> None:
 
 
 def _report_parser() -> argparse.ArgumentParser:
-    parser = _folder_parser(
+    parser = folder_parser(
         "report", "Measured numbers of runs, and of logs of other systems, as tables, as a page or as data."
     )
     parser.add_argument(

@@ -61,7 +61,7 @@ def terminal_width() -> int | None:
 
 
 def _status_parser() -> argparse.ArgumentParser:
-    parser = _folder_parser("status", "State of runs: end marker, else Slurm or the local process, else UNKNOWN.")
+    parser = folder_parser("status", "State of runs: end marker, else Slurm or the local process, else UNKNOWN.")
     parser.add_argument("--json", action="store_true", help="all that is known, one object a run")
     parser.add_argument(
         "--watch", action="store_true", help="a live table till all runs have ended, q or Ctrl-C leaves"
@@ -77,7 +77,8 @@ def _status_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _folder_parser(verb: str, help_text: str) -> argparse.ArgumentParser:
+def folder_parser(verb: str, help_text: str) -> argparse.ArgumentParser:
+    """Words of a verb that looks at all runs below some folders."""
     parser = argparse.ArgumentParser(prog=f"python -m hpctrain {verb}", description=help_text)
     parser.add_argument(
         "folders", nargs="*", type=Path, default=[Path("runs")], help="run folders, or folders that hold some"

@@ -8,8 +8,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hpctrain.errors import EXIT_DOES_NOT_FIT, EXIT_OK
 from hpctrain.launch.held_signals import HeldSignals
 from hpctrain.launch.sweep import Planned, SweepResult, point_labels, submit_sweep
+from hpctrain.launch.sweep_manifest import LeftOut
 from hpctrain.plan.slurm_request import SlurmRequest
 from hpctrain.secret_text import redact_override
 from hpctrain.text_table import aligned, printable
@@ -27,40 +29,49 @@ def tell_warnings(of_points: Sequence[Sequence[str]]) -> None:
 
 
 def submit_planned_sweep(
-    planned: Planned, root: Path, words: Sequence[str], as_json: bool, largest: Callable[[SlurmRequest], int]
+    planned: Planned,
+    left_out: tuple[LeftOut, ...],
+    root: Path,
+    words: Sequence[str],
+    as_json: bool,
+    largest: Callable[[SlurmRequest], int],
 ) -> int:
     """Submits what is missing of a sweep, prints what became of its points, and returns the exit code.
 
     Args:
-        planned: all points.
+        planned: the points that fit.
+        left_out: those that do not.
         root: of the runs.
         words: the overrides as typed, to say how it goes on.
         as_json: print it for machines.
         largest: tasks that an array of such a request may have.
     """
     with HeldSignals() as held:
-        result = submit_sweep(planned, root, largest, held)
+        result = submit_sweep(planned, left_out, root, largest, held)
         print(_json(result) if as_json else printable(_table(result)), flush=True)
         if result.trouble:
             print(printable(f"hpctrain: {result.trouble}\n{_how_to_go_on(result, words)}"), file=sys.stderr)
-    return result.exit_code
+    return result.exit_code or (EXIT_DOES_NOT_FIT if left_out else EXIT_OK)
 
 
 def _table(result: SweepResult) -> str:
-    points = result.manifest.points
-    labels = point_labels([point.overrides for point in points])
-    rows = [
+    points, left_out = result.manifest.points, result.manifest.left_out
+    labels = point_labels([point.overrides for point in points] + [point.overrides for point in left_out])
+    rows: list[tuple[str, str, str, str]] = [
         (
             label,
             point.state,
             point.job_id or "-",
             str(result.folder / point.run) if point.state == "submitted" else point.reason or "-",
         )
-        for label, point in zip(labels, points, strict=True)
+        for label, point in zip(labels, points, strict=False)
+    ]
+    rows += [
+        (label, "does not fit", "-", point.reason) for label, point in zip(labels[len(points) :], left_out, strict=True)
     ]
     num_jobs = sum(group.state == "submitted" for group in result.manifest.groups)
     num_submitted = sum(point.state == "submitted" for point in points)
-    summary = f"{num_submitted} of {len(points)} points submitted, as {num_jobs} job{'s' * (num_jobs != 1)}"
+    summary = f"{num_submitted} of {len(labels)} points submitted, as {num_jobs} job{'s' * (num_jobs != 1)}"
     table = aligned([("POINT", "STATE", "JOB", "RUN, OR WHY NOT"), *rows])
     return f"{table}\n{summary}\nsweep {result.folder}"
 
@@ -69,7 +80,8 @@ def _json(result: SweepResult) -> str:
     folder, manifest = result.folder, result.manifest
     points = [vars(point) | {"path": str(folder / point.run)} for point in manifest.points]
     groups = [vars(group) for group in manifest.groups]
-    return json.dumps({"sweep": str(folder), "trouble": result.trouble, "groups": groups, "points": points}, indent=2)
+    told = {"sweep": str(folder), "trouble": result.trouble, "groups": groups, "points": points}
+    return json.dumps(told | {"left_out": list(map(vars, manifest.left_out))}, indent=2)
 
 
 def _how_to_go_on(result: SweepResult, words: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -90,6 +89,8 @@ def nearest_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     >>> nearest_names("modle", ["model", "nodes"])
     ['model', 'nodes']
     """
+    import difflib  # of use after a mistake only
+
     names = list(known)
     lowered = {candidate.lower(): candidate for candidate in names}
     close = difflib.get_close_matches(name.lower(), lowered, n=count, cutoff=0.5)

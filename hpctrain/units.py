@@ -1,8 +1,10 @@
-"""Units: sizes, large counts and Slurm's time forms, as text and back."""
+"""Numbers as text and back: sizes, large counts, ranges, and Slurm's time forms."""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable
 
 GIB = 2**30
 MIB = 2**20
@@ -44,6 +46,35 @@ def parse_slurm_time(text: str | int) -> int | None:
     return total
 
 
+def stated_limit_s(text: str | None) -> int | None:
+    """Seconds of a stated time limit; None where there is none, or its form is refused among the plan's problems.
+
+    >>> stated_limit_s("2-12"), stated_limit_s(None), stated_limit_s("UNLIMITED"), stated_limit_s("soon")
+    (216000, None, None, None)
+    """
+    if text is None:
+        return None
+    try:
+        return parse_slurm_time(text)
+    except ValueError:
+        return None
+
+
+def slurm_time(seconds: float) -> str:
+    """Whole seconds in Slurm's form.
+
+    >>> slurm_time(86400), slurm_time(5400), slurm_time(216000), slurm_time(math.inf)
+    ('1-00:00:00', '1:30:00', '2-12:00:00', 'UNLIMITED')
+    """
+    if math.isinf(seconds):
+        return "UNLIMITED"
+    seconds = int(seconds)
+    days, rest = divmod(seconds, 86400)
+    hours, rest = divmod(rest, 3600)
+    clock = f"{rest // 60:02d}:{rest % 60:02d}"
+    return f"{days}-{hours:02d}:{clock}" if days else f"{hours}:{clock}"
+
+
 def duration_in_words(seconds: float) -> str:
     """A duration for people: ``2 d 12 h``, ``4 min``, ``8.5 s``.
 
@@ -68,6 +99,21 @@ def gib(num_bytes: float) -> str:
     ('3.00 GiB', '5.0 MiB')
     """
     return f"{num_bytes / GIB:,.2f} GiB" if num_bytes >= 0.1 * GIB else f"{num_bytes / MIB:,.1f} MiB"
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Rising whole numbers, neighbours as a range.
+
+    >>> number_ranges([0, 1, 2, 3, 8]), number_ranges([])
+    ('0-3,8', '')
+    """
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 def short_count(count: float) -> str:

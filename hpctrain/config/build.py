@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic_core import ErrorDetails, SchemaValidator, ValidationError
 
@@ -54,6 +54,7 @@ def _validator() -> SchemaValidator:
     return config_validator(Config)
 
 
+@functools.cache
 def config_fields(section: tuple[str, ...] = ()) -> dict[str, Any]:
     """Names and types of the keys of one section, ``()`` for the top level.
 
@@ -101,11 +102,11 @@ def _problem(details: ErrorDetails) -> Problem:
     key = ".".join(_without_union_tags(location))
     if kind == "dataclass_type":
         keys = ", ".join(config_fields(tuple(location)))
-        return Problem(key, str(value), "must stay a mapping", f"choose a group file or set one of its keys: {keys}")
+        return Problem(key, json.dumps(value) if value is None else str(value), "must stay a mapping", f"choose a group file or set one of its keys: {keys}")
     if kind == "literal_error":
         return Problem(key, str(value), "is not one of the choices", f"known: {context['expected']}")
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
-        fix = f"nearest: {context['gt'] + 1}" if kind == "greater_than" and isinstance(value, int) else ""
+        fix = f"nearest: {context['gt'] + 1}" if kind == "greater_than" and isinstance(context["gt"], int) else ""
         return Problem(key, str(value), details["msg"].replace("Input should", "must"), fix)
     shown = "" if kind == "missing" else f"{value!r}" if isinstance(value, str) else json.dumps(value)
     fix = "write it in plain digits, for example 1" if kind in ("int_type", "int_from_float") else ""
@@ -114,9 +115,12 @@ def _problem(details: ErrorDetails) -> Problem:
 
 def _without_union_tags(location: list[str]) -> list[str]:
     """pydantic appends the tried type (``str``, ``int``) to the location inside a union."""
-    section = tuple(location[:1])
-    if len(location) == 3 and section[0] in config_fields():
-        hint = config_fields(section).get(location[1])
-        if hint is not None and not str(hint).startswith("dict") and len(get_args(hint)) > 1:
-            return location[:2]
+    hint: Any = Config
+    for depth, name in enumerate(location):
+        if dataclasses.is_dataclass(hint):
+            hint = get_type_hints(hint).get(name)
+        elif get_origin(hint) in (dict, tuple):
+            hint = get_args(hint)[-1 if get_origin(hint) is dict else 0]
+        else:
+            return location[:depth]
     return location

@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, Transformer
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from hpctrain.config.build import build_config, config_fields, takes_text
 from hpctrain.config.experiments import GROUP, SWEEP_KEY, experiment_file, stated_groups, sweep_blocks
@@ -147,7 +147,7 @@ def parse_override(word: str) -> Override:
         return parser.parse_override(word)
     except (OverrideParseException, HydraException) as error:
         # Hydra's grammar knows ASCII letters only; a value that is plain but for others means itself.
-        if not word.isascii() and _parses("".join(sign if sign.isascii() else "x" for sign in word)):
+        if key.isascii() and not value.isascii() and _parses("".join(sign if sign.isascii() else "x" for sign in word)):
             return parser.parse_override(_quoted(word))
         raise ConfigError(_quoting_advice(word, str(error))) from None
 
@@ -176,6 +176,8 @@ def _quoting_advice(word: str, reason: str) -> str:
     key, separator, value = word.partition("=")
     if not separator or not key:
         return f"{word}: is no override; write key=value, or one of the verbs first (see --help)"
+    if not _parses(f"{key}=x"):
+        return f"{key}: is not how a key is written; parts of letters, digits and _ with dots between them"
     # Single quotes for the shell around Hydra's double quotes.
     quoted = _quoted(word).replace("'", "'\\''")
     first = next((line for line in reason.splitlines() if line.strip()), reason)
@@ -390,4 +392,7 @@ def _composition_message(error: Exception, extra_dirs: Sequence[Path]) -> str:
     text = str(error.__cause__ or error).strip().splitlines()
     if any("You must specify 'model'" in line for line in text):
         return f"model: must be given; {known_names_hint('', group_choices('model', extra_dirs))}"
-    return text[0]
+    key = error.full_key if isinstance(error, OmegaConfBaseException) else None
+    if isinstance(error, MissingMandatoryValue):
+        return f"{key}=???: must be given"
+    return f"{key}: {text[0]}" if key else text[0]

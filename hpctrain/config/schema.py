@@ -10,14 +10,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le, Lt, MinLen
+from hpctrain.config.limits import Limits
 
-Count = Annotated[int, Gt(0), Lt(2**41)]
-NonNegativeInt = Annotated[int, Ge(0)]
-Positive = Annotated[float, Gt(0), Lt(math.inf)]
-NonNegative = Annotated[float, Ge(0), Lt(math.inf)]
-Fraction = Annotated[float, Ge(0), Lt(1)]
-Text = Annotated[str, MinLen(1)]
+Count = Annotated[int, Limits(gt=0, lt=2**41)]
+NonNegativeInt = Annotated[int, Limits(ge=0)]
+Positive = Annotated[float, Limits(gt=0, lt=math.inf)]
+NonNegative = Annotated[float, Limits(ge=0, lt=math.inf)]
+Fraction = Annotated[float, Limits(ge=0, lt=1)]
+Text = Annotated[str, Limits(min_length=1)]
 
 Architecture = Literal["gpt", "llama"]
 Precision = Literal["fp32", "bf16"]
@@ -154,7 +154,7 @@ class ClusterConfig:
     """The site's name of the GPU in gres.conf, where it wants one."""
     signal: Literal["USR1"] | None = "USR1"
     """Sent to the ranks before the time limit, so that they can save and stop; None: no warning."""
-    signal_lead_s: Annotated[int, Gt(0), Le(65535)] = 120
+    signal_lead_s: Annotated[int, Limits(gt=0, le=65535)] = 120
     """Seconds between the warning signal and the time limit."""
     requeue: bool | None = True
     """May Slurm start the job again after preemption or a node failure; None leaves it to the site."""
@@ -241,11 +241,12 @@ class TrainingConfig:
     """One more after the last step."""
     checkpoint_at_stop: bool = True
     """One more where a signal asks for the end: time limit, preemption, cancellation."""
-    check_checkpoint_room: bool = True
-    """Refuse a run for whose checkpoints the file system of the run folder has no room."""
+    check_checkpoint_room: bool | None = None
+    """Refuse a run for whose checkpoints the file system of the run folder has no room; None: refuse where a key of checkpoints
+    is stated or the run is a chain, else warn."""
     keep_checkpoints: Count = 2
     """Complete checkpoints that stay; older ones are removed after a newer one is complete."""
-    telemetry_interval_s: Annotated[float, Ge(0.1), Le(86400)] | None = 5.0
+    telemetry_interval_s: Annotated[float, Limits(ge=0.1, le=86400)] | None = 5.0
     """Seconds between two samples of each node's memory and GPUs in ``nodes/<name>.jsonl``; None: no telemetry."""
 
 

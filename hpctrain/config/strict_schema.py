@@ -11,7 +11,6 @@ from collections.abc import Callable
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic_core import CoreSchema, SchemaValidator, core_schema
 
 _SCALARS: dict[Any, Callable[..., CoreSchema]] = {
@@ -44,7 +43,8 @@ def _dataclass_schema(cls: type[Any]) -> CoreSchema:
 def _schema(hint: Any) -> CoreSchema:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _SCALARS[arguments[0]](**_limits(arguments[1:]))
+        scalar, limits = arguments
+        return _SCALARS[scalar](**{name: limit for name, limit in vars(limits).items() if limit is not None})
     if origin in (UnionType, Union):
         parts = [part for part in arguments if part is not NoneType]
         schema = _schema(parts[0]) if len(parts) == 1 else core_schema.union_schema([_schema(part) for part in parts])
@@ -58,21 +58,3 @@ def _schema(hint: Any) -> CoreSchema:
     if dataclasses.is_dataclass(hint):
         return _dataclass_schema(hint)  # type: ignore[arg-type]
     return _SCALARS[hint]()
-
-
-def _limits(constraints: tuple[Any, ...]) -> dict[str, Any]:
-    """annotated_types' constraints by pydantic-core's names."""
-    limits: dict[str, Any] = {}
-    for constraint in constraints:
-        match constraint:
-            case Gt(gt=value):
-                limits["gt"] = value
-            case Ge(ge=value):
-                limits["ge"] = value
-            case Lt(lt=value):
-                limits["lt"] = value
-            case Le(le=value):
-                limits["le"] = value
-            case MinLen(min_length=value):
-                limits["min_length"] = value
-    return limits

@@ -6,7 +6,6 @@ output, and rank 0's opens the attempt and writes the end marker where the ranks
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -18,9 +17,10 @@ from pathlib import Path
 from types import FrameType
 
 from hpctrain.errors import LaunchError
+from hpctrain.plan.own_variables import DATA_PATH_VARIABLE
 from hpctrain.record.close_attempt import Ending, close_attempt
-from hpctrain.record.files import create_record, write_record
-from hpctrain.record.identity import DATA_PATH_VARIABLE, attempt_number, job_id_of
+from hpctrain.record.files import checked_json, create_record, json_text, write_record
+from hpctrain.record.identity import attempt_number, job_id_of
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.schema import SCHEMA_VERSION, AttemptRecord, SubmissionRecord
 
@@ -71,8 +71,7 @@ def fill_run_folder(submitted: Path, run: RunPaths) -> None:
         beside = run.root / f".{path.name}.{platform.node()}.{os.getpid()}.tmp"
         if path.name == run.code.name:
             # The copy of the code came along, to wherever AzureML puts it on each node.
-            code = json.loads(path.read_text(encoding="utf-8")) | {"snapshot": ""}
-            beside.write_text(json.dumps(code, indent=2) + "\n", encoding="utf-8")
+            beside.write_text(json_text(checked_json(path) | {"snapshot": ""}), encoding="utf-8")
         else:
             shutil.copyfile(path, beside)
         os.replace(beside, run.root / path.name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import re
-import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from hpctrain.record.files import write_record
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_submission
 from hpctrain.record.schema import SCHEMA_VERSION, CancelRecord, SubmissionRecord
+from hpctrain.units import number_ranges
 
 _MAX_WORDS_BYTES = 100_000
 _GONE = ("already completing or completed", "Invalid job id")
@@ -139,7 +139,7 @@ def _words(ids: Sequence[str]) -> Iterable[list[str]]:
         tasks.setdefault(base, []).extend([int(task)] if task else [])
     words: list[str] = []
     for base, indexes in tasks.items():
-        words.append(f"{base}_[{_ranges(sorted(indexes))}]" if len(indexes) > 1 else _one(base, indexes))
+        words.append(f"{base}_[{number_ranges(sorted(indexes))}]" if len(indexes) > 1 else _one(base, indexes))
     chunk: list[str] = []
     for word in words:
         if chunk and sum(map(len, chunk)) + len(word) > _MAX_WORDS_BYTES:
@@ -154,24 +154,12 @@ def _one(base: str, indexes: Sequence[int]) -> str:
     return f"{base}_{indexes[0]}" if indexes else base
 
 
-def _ranges(indexes: Sequence[int]) -> str:
-    parts: list[list[int]] = []
-    for index in indexes:
-        if parts and index == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], index]
-        else:
-            parts.append([index])
-    return ",".join("-".join(map(str, part)) for part in parts)
-
-
 def _scancel(cluster: SlurmCluster, words: Sequence[str]) -> dict[str, str]:
     """Asks; returns what was refused, by the job id that Slurm named, or ``*`` where it named none."""
     try:
-        answer = cluster.run(["scancel", *words])
-    except FileNotFoundError:
-        raise LaunchError("there is no scancel on this machine's PATH; cancel where the run was submitted") from None
-    except subprocess.TimeoutExpired:
-        return {"*": f"scancel {' '.join(words)[:200]}: Slurm gave no answer"}
+        answer = cluster.call(["scancel", *words])
+    except LaunchError as error:
+        return {"*": str(error)}
     refused: dict[str, str] = {}
     for line in answer.stderr.splitlines():
         if not line.strip() or any(words_of_end in line for words_of_end in _GONE):

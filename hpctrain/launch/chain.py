@@ -9,20 +9,28 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hpctrain.errors import HpctrainError, LaunchError
-from hpctrain.record.attempt_rules import RESTARTABLE, Refusal, Start, no_progress_message, own_attempts, refusal_of
+from hpctrain.record.attempt_rules import (
+    GOES_ON,
+    RESTARTABLE,
+    Refusal,
+    Start,
+    no_progress_message,
+    own_attempts,
+    refusal_of,
+)
 from hpctrain.record.files import write_record
-from hpctrain.record.identity import FIRST_ATTEMPT_VARIABLE, job_id_of
+from hpctrain.record.identity import first_attempt_number, job_id_of
 from hpctrain.record.open_attempt import newest_step
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import StepsFile, read_attempts, read_config, read_submission
 from hpctrain.record.schema import AttemptRecord
+from hpctrain.record.slurm_command import ask_slurm
 
 if TYPE_CHECKING:
     from hpctrain.launch.sbatch import Submission
@@ -103,8 +111,8 @@ def next_start(chain: str, attempts: Sequence[AttemptRecord], start: Start) -> N
     if refusal is not None:
         return NextStart(stop, f"not started again: {refusal.message}", refusal)
     if chain == "requeue":
-        return NextStart("requeue", f"goes on from step {start.newest_step}: requeued by its batch script")
-    return NextStart("leave_links", f"goes on from step {start.newest_step} in the next job of the chain")
+        return NextStart("requeue", f"{GOES_ON} {start.newest_step}: requeued by its batch script")
+    return NextStart("leave_links", f"{GOES_ON} {start.newest_step} in the next job of the chain")
 
 
 def continue_chain(run: RunPaths, job_id: str, first_attempt: int) -> str:
@@ -122,7 +130,7 @@ def continue_chain(run: RunPaths, job_id: str, first_attempt: int) -> str:
     if own and following.told and own[-1].job_id == job_id:
         write_record(run.attempt(own[-1].attempt), _told_in(own[-1], following))
     told = following.told
-    if following.action == "requeue" and (trouble := _slurm(["scontrol", "requeue", job_id])):
+    if following.action == "requeue" and (trouble := ask_slurm(["scontrol", "requeue", job_id], _TIMEOUT_S)[1]):
         told = f"not requeued: {trouble}"
         write_record(run.attempt(own[-1].attempt), dataclasses.replace(own[-1], continuation=told))
     if following.action == "cancel_links":
@@ -151,25 +159,12 @@ def _cancel_links(run: RunPaths, job_id: str) -> str:
     if not later:
         return ""
     # The last one first: none must start meanwhile.
-    trouble = _slurm(["scancel", *reversed(later)])
+    _, trouble = ask_slurm(["scancel", *reversed(later)], _TIMEOUT_S)
     return f"scancel {' '.join(later)}: {trouble}" if trouble else f"cancelled the later links: {', '.join(later)}"
 
 
-def _slurm(command: list[str]) -> str:
-    """Runs a command of Slurm; what went wrong, empty if nothing."""
-    try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", check=False, timeout=_TIMEOUT_S
-        )
-    except FileNotFoundError:
-        return f"there is no {command[0]} on this node's PATH"
-    except subprocess.TimeoutExpired:
-        return f"{command[0]} gave no answer in {_TIMEOUT_S} s"
-    return "" if answer.returncode == 0 else f"{command[0]}: {answer.stderr.strip() or answer.returncode}"
-
-
 def main() -> None:
-    job_id, first_attempt = job_id_of(os.environ), int(os.environ.get(FIRST_ATTEMPT_VARIABLE) or 1)
+    job_id, first_attempt = job_id_of(os.environ), first_attempt_number(os.environ)
     try:
         told = continue_chain(RunPaths(Path(sys.argv[1])), job_id, first_attempt)
     except HpctrainError as error:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, Problem
 from hpctrain.plan.job_variables import RANK_IDENTITY, secret_variables, stated_variables
-from hpctrain.record.files import write_text
+from hpctrain.plan.own_variables import OWN_VARIABLES
+from hpctrain.record.files import write_json
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.schema import SCHEMA_VERSION
 from hpctrain.secret_text import REDACTED, redact_value
@@ -29,8 +29,8 @@ _OUTER_JOB_PREFIXES = (
 _OUTER_JOB_NAMES = frozenset(
     (
         *RANK_IDENTITY,
-        *("MASTER_ADDR", "MASTER_PORT", "HPCTRAIN_ATTEMPT", "HPCTRAIN_FIRST_ATTEMPT", "HPCTRAIN_BATCH_SIGNAL"),
-        *("HPCTRAIN_RUN", "HPCTRAIN_RANK_PROCESS"),
+        *OWN_VARIABLES,
+        *("MASTER_ADDR", "MASTER_PORT"),
         # Which devices an outer allocation has; the job gets its own list from Slurm.
         *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
         *("GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
@@ -90,5 +90,4 @@ def write_environment(run: RunPaths, variables: Mapping[str, str], secret_names:
     shown = {
         name: REDACTED if name in secret_names else redact_value(name, variables[name]) for name in sorted(variables)
     }
-    record = {"schema_version": SCHEMA_VERSION, "variables": shown}
-    write_text(run.environment, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    write_json(run.environment, {"schema_version": SCHEMA_VERSION, "variables": shown})

@@ -8,8 +8,6 @@ import subprocess
 import time
 from collections.abc import Mapping
 
-import psutil
-
 from hpctrain.config.schema import Config
 from hpctrain.errors import Problem
 from hpctrain.plan.layout import Layout
@@ -43,13 +41,13 @@ def here_problems(config: Config, layout: Layout, shell: Mapping[str, str]) -> t
     return ()
 
 
-def submit_here(
-    run: RunPaths, layout: Layout, environment: Mapping[str, str], first_attempt: int
-) -> SubmissionRecord:
+def submit_here(run: RunPaths, layout: Layout, environment: Mapping[str, str], first_attempt: int) -> SubmissionRecord:
     """Starts the run's script in a session of its own; it runs until the run or the allocation ends.
 
     Two runs in one allocation have folders of their own, and share its nodes.
     """
+    import psutil  # slow to import, and every submission asks here_problems
+
     allocation = {name: os.environ[name] for name in _OF_THE_ALLOCATION if name in os.environ}
     num_tasks = str(layout.world_size)
     of_this_run = {
@@ -59,7 +57,7 @@ def submit_here(
         "SLURM_NPROCS": num_tasks,
         "SLURM_NTASKS_PER_NODE": str(layout.gpus_per_node),
     }
-    with (run.logs / "batch.log").open("ab") as log:
+    with run.batch_log.open("ab") as log:
         process = subprocess.Popen(
             ["bash", str(run.submission_script)],
             env={**environment, **allocation, **of_this_run},

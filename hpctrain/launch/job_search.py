@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from hpctrain.record.slurm_command import ask_slurm
 
 _QUERY_TIMEOUT_S = 30
 _BEFORE_S = 600
@@ -80,22 +81,4 @@ def _holds(field: str, mark: str) -> bool:
 
 
 def _ask(environment: Mapping[str, str], command: list[str]) -> tuple[str, str]:
-    """Output, and what went wrong (empty if nothing)."""
-    try:
-        answer = subprocess.run(
-            command,
-            env=dict(environment),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=_QUERY_TIMEOUT_S,
-            start_new_session=True,
-        )
-    except FileNotFoundError:
-        return "", f"there is no {command[0]} on this machine's PATH"
-    except subprocess.TimeoutExpired:
-        return "", f"{command[0]} gave no answer in {_QUERY_TIMEOUT_S} s"
-    if answer.returncode != 0:
-        return "", f"{command[0]}: {' '.join(answer.stderr.split()) or f'exit code {answer.returncode}'}"
-    return answer.stdout, ""
+    return ask_slurm(command, _QUERY_TIMEOUT_S, environment, own_session=True)

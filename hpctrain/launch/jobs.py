@@ -12,7 +12,8 @@ from hpctrain.launch.run_glance import PlanNumbers, RunGlance, StepsTail, read_g
 from hpctrain.launch.run_state import Verdict, judge, of_marker
 from hpctrain.launch.slurm_board import SlurmBoard, slurm_of
 from hpctrain.launch.slurm_states import WAITING
-from hpctrain.record.paths import RunPaths
+from hpctrain.record.attempt_rules import own_attempts
+from hpctrain.record.paths import SWEEP_MANIFEST, RunPaths
 from hpctrain.record.schema import AttemptRecord, SubmissionRecord
 
 _STARTING = frozenset({"SUBMITTED", "LAUNCH_FAILED", *WAITING})
@@ -182,7 +183,7 @@ class StatusBoard:
 
     def _sweep_of(self, parent: Path) -> str:
         if parent not in self._sweeps:
-            self._sweeps[parent] = str(parent) if (parent / "sweep.json").is_file() else ""
+            self._sweeps[parent] = str(parent) if (parent / SWEEP_MANIFEST).is_file() else ""
         return self._sweeps[parent]
 
 
@@ -195,7 +196,7 @@ def _submission_mark(root: Path) -> int:
 
 
 def _elsewhere(submission: SubmissionRecord, attempts: Sequence[AttemptRecord]) -> Verdict:
-    own = [attempt for attempt in attempts if attempt.attempt >= submission.first_attempt]
+    own = own_attempts(attempts, submission.first_attempt)
     if submission.cluster_kind == "local":
         return judge_local(submission, own[-1] if own else None)
     if own and own[-1].state != "running":

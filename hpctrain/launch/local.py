@@ -14,8 +14,8 @@ from submitit.local.local import LocalExecutor, LocalJob
 
 from hpctrain.launch.rank_entry import run_rank
 from hpctrain.launch.snapshot import python_path
+from hpctrain.plan.own_variables import ATTEMPT_VARIABLE
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.record.identity import ATTEMPT_VARIABLE
 from hpctrain.record.open_attempt import open_local_attempt
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.schema import SCHEMA_VERSION, SubmissionRecord
@@ -29,7 +29,7 @@ class _DetachedExecutor(LocalExecutor):
     def __init__(self, run: RunPaths, environment: dict[str, str]) -> None:
         super().__init__(run.submitit)
         self._environment = environment
-        self._log = run.logs / "controller.log"
+        self._log = run.controller_log
 
     def _submit_command(self, command: str) -> LocalJob[Any]:
         num_ranks = self.parameters["tasks_per_node"]

@@ -12,7 +12,7 @@ from hpctrain.errors import ConfigError, RecordError
 from hpctrain.record.files import read_record
 from hpctrain.record.log_sizes import log_sizes
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.reader import read_attempts, read_submission
+from hpctrain.record.reader import read_each_attempt, read_submission
 from hpctrain.record.schema import AttemptRecord, SubmissionRecord
 
 BATCH = -1
@@ -42,7 +42,7 @@ def find_logs(run: RunPaths, attempt: int | None) -> dict[int, list[LogFile]]:
     Raises:
         ConfigError: there is no such attempt, or nobody noted where its output begins.
     """
-    attempts = read_attempts(run)
+    attempts = read_each_attempt(run).attempts
     numbers = [record.attempt for record in attempts]
     if attempt is not None and attempt not in numbers:
         known = f"there are {', '.join(map(str, numbers))}" if numbers else "none has begun"
@@ -60,8 +60,7 @@ def find_logs(run: RunPaths, attempt: int | None) -> dict[int, list[LogFile]]:
         for name in _names(run.logs)
         if (match := _RANK_LOG.fullmatch(name))
     }
-    batch = run.logs / "batch.log"
-    return {BATCH: [bounds.of(batch, BATCH)]} | found if batch.exists() else found
+    return {BATCH: [bounds.of(run.batch_log, BATCH)]} | found if run.batch_log.exists() else found
 
 
 class _Bounds:
@@ -99,9 +98,8 @@ def _local_job(
 
 def _local_logs(run: RunPaths, job_id: str) -> dict[int, list[LogFile]]:
     found: dict[int, list[LogFile]] = {}
-    controller = run.logs / "controller.log"
-    if controller.exists():
-        found[BATCH] = [LogFile(controller, BATCH)]
+    if run.controller_log.exists():
+        found[BATCH] = [LogFile(run.controller_log, BATCH)]
     for name in _names(run.submitit):
         match = _LOCAL_LOG.fullmatch(name)
         if match and match["job"] == job_id:
@@ -120,7 +118,7 @@ def _names(folder: Path) -> list[str]:
 
 def default_ranks(run: RunPaths, found: dict[int, list[LogFile]], attempt: int | None) -> list[int]:
     """Of a failed run the rank that failed first, or where none is named the batch log and rank 0; else rank 0."""
-    attempts = [record for record in read_attempts(run) if attempt in (None, record.attempt)]
+    attempts = [record for record in read_each_attempt(run).attempts if attempt in (None, record.attempt)]
     last = attempts[-1] if attempts else None
     if last is not None and last.state == "failed":
         if last.failed_rank in found and last.failed_rank is not None:

@@ -15,6 +15,7 @@ from hpctrain.launch.log_files import BATCH, LogFile, default_ranks, find_logs
 from hpctrain.launch.log_text import LogPrinter, tail_offset
 from hpctrain.record.files import open_regular
 from hpctrain.record.paths import RunPaths
+from hpctrain.record.reader import read_each_attempt
 from hpctrain.text_table import printable
 
 _DEFAULT_LINES = 100
@@ -79,6 +80,8 @@ def show_logs(run: RunPaths, request: LogRequest, out: TextIO) -> None:
         ConfigError: there is no such log.
         RecordError: one cannot be read.
     """
+    for problem in read_each_attempt(run).problems:
+        print(printable(f"hpctrain: {problem}"), file=sys.stderr)
     readers: dict[Path, _Reader] = {}
     board = StatusBoard([run]) if request.follow else None
     is_first_look, is_over, over_at, looked_at = True, board is None, 0.0, -_STATUS_S

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hpctrain.errors import RecordError, UnclearSubmissionError
 from hpctrain.launch.job_search import FoundJob
 from hpctrain.launch.sbatch import SbatchAnswer, Submission, answer_text
+from hpctrain.launch.slurm_states import array_base
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_attempts
 
@@ -65,5 +66,5 @@ def _job_of_attempts(runs: Sequence[RunPaths]) -> FoundJob | None:
             continue
         for attempt in attempts:
             if attempt.job_id:
-                return FoundJob(attempt.job_id.partition("_")[0])
+                return FoundJob(array_base(attempt.job_id))
     return None

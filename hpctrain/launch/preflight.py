@@ -126,14 +126,17 @@ def check_run_root(root: str) -> Path:
     return path
 
 
-def check_checkpoint_room(plan: RunPlan, training: TrainingConfig, root: Path) -> None:
-    """Whether the file system of the runs holds the checkpoints that a new run keeps.
+def check_checkpoint_room(plan: RunPlan, training: TrainingConfig, root: Path) -> str:
+    """Whether the file system of the runs holds the checkpoints that a new run keeps; what is short where that is allowed.
 
     Raises:
-        ConfigError: it is short of room, by the numbers.
+        ConfigError: it is short of room, by the numbers, and training.check_checkpoint_room is true.
     """
     if plan.payload != "train" or plan.cluster_kind == "azureml":
-        return  # nothing is saved, or elsewhere
+        return ""  # nothing is saved, or elsewhere
     problem = room_problem(plan, training, str(root), shutil.disk_usage(root).free)
-    if problem is not None:
+    if problem is None:
+        return ""
+    if training.check_checkpoint_room:
         raise ConfigError((problem,))
+    return f"checkpoints will fail, which costs them and not the run: {problem}"

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import fcntl
 import itertools
-import json
 import os
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +16,7 @@ from hpctrain.launch.jobs import RunStatus
 from hpctrain.plan.nodelist import node_names
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.checkpoints import Checkpoint, read_checkpoints
-from hpctrain.record.files import write_text
+from hpctrain.record.files import checked_json, write_json, write_text
 from hpctrain.record.frozen_config import config_text
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import StepsFile, read_each_attempt, read_submission
@@ -39,7 +38,6 @@ _MAY_CHANGE = (
     *("training.collective_timeout_min", "training.telemetry_interval_s", "nodes", "hardware.gpus_per_node"),
 )
 """Keys, or beginnings of keys, that do not decide what a step computes; a checkpoint refuses another number of ranks."""
-_NODE_ENDS = frozenset({"node_failure"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +159,7 @@ def failed_nodes(attempts: Sequence[AttemptRecord]) -> list[str]:
     found = [
         name
         for attempt in attempts
-        if attempt.end_reason in _NODE_ENDS and attempt.failed_node
+        if attempt.end_reason == "node_failure" and attempt.failed_node
         for name in attempt.failed_node.split(",")
     ]
     return list(dict.fromkeys(found))
@@ -277,12 +275,9 @@ def write_resumed(run: RunPaths, changes: ResumeChanges, plan: RunPlan, code: st
         plan: of the configuration.
         code: new text of ``code.json``; empty: the same code goes on.
     """
-    typed = json.loads(run.overrides.read_text(encoding="utf-8"))
+    typed = checked_json(run.overrides)
     write_text(run.config, config_text(changes.config))
-    write_text(
-        run.overrides,
-        json.dumps([*typed, *map(redact_override, changes.overrides)], ensure_ascii=False, indent=2) + "\n",
-    )
+    write_json(run.overrides, [*typed, *map(redact_override, changes.overrides)])
     write_text(run.plan, plan.to_json())
     if code:
         write_text(run.code, code)

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from hpctrain.errors import RecordError
-from hpctrain.record.files import open_regular, path_text, read_json
+from hpctrain.record.files import checked_json, open_regular, path_text
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_attempts, read_submission
 from hpctrain.text_table import printable
@@ -91,15 +91,6 @@ def _read_text(path: Path) -> str:
         raise RecordError(f"{path}: {error.strerror}") from error
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return read_json(path)
-    except OSError as error:
-        raise RecordError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path}: {error}") from error
-
-
 def _config(run: RunPaths) -> dict[str, Any]:
     try:
         return dict(_flat(yaml.safe_load(_read_text(run.config))))
@@ -108,11 +99,11 @@ def _config(run: RunPaths) -> dict[str, Any]:
 
 
 def _plan(run: RunPaths) -> dict[str, Any]:
-    return dict(_flat(_read_json(run.plan)))
+    return dict(_flat(checked_json(run.plan)))
 
 
 def _code_file(run: RunPaths) -> dict[str, Any] | None:
-    raw = _read_json(run.code) if run.code.exists() else None
+    raw = checked_json(run.code) if run.code.exists() else None
     return raw if isinstance(raw, dict) else None
 
 
@@ -149,7 +140,7 @@ def _nodes(run: RunPaths) -> dict[str, Any] | None:
 
 
 def _environment(run: RunPaths) -> dict[str, Any] | None:
-    return dict(_flat(_read_json(run.environment))) if run.environment.exists() else None
+    return dict(_flat(checked_json(run.environment))) if run.environment.exists() else None
 
 
 def _script(run: RunPaths) -> list[str] | None:

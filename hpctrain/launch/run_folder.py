@@ -17,7 +17,7 @@ from hpctrain.launch.submitted_code import submitted_code
 from hpctrain.plan.azureml_job import is_uri
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.plan.slurm_request import slurm_safe_name
-from hpctrain.record.files import write_text
+from hpctrain.record.files import json_text, write_json, write_text
 from hpctrain.record.frozen_config import config_text
 from hpctrain.record.paths import RunPaths
 
@@ -87,14 +87,14 @@ def code_text(root: Path, python: str) -> str:
     Raises:
         OSError: the copy of the code cannot be written.
     """
-    return json.dumps(submitted_code(root, python)[1], indent=2) + "\n"
+    return json_text(submitted_code(root, python)[1])
 
 
 def _fill_run_folder(run: RunPaths, point: Point, plan: RunPlan, python: str) -> None:
     _write_run(run, point, plan)
     code = code_text(Path(point.config.run.root).expanduser().absolute(), python)
     if point.rerun_of:
-        code = json.dumps(json.loads(code) | {"rerun_of": point.rerun_of}, indent=2) + "\n"
+        code = json_text(json.loads(code) | {"rerun_of": point.rerun_of})
     write_text(run.code, code)
 
 
@@ -102,7 +102,7 @@ def _write_run(run: RunPaths, point: Point, plan: RunPlan) -> None:
     for folder in (run.attempts, run.submitit if plan.cluster_kind == "local" else run.logs):
         folder.mkdir(parents=True)
     write_text(run.config, config_text(_with_absolute_paths(point.config)))
-    write_text(run.overrides, json.dumps(list(point.overrides), ensure_ascii=False, indent=2) + "\n")
+    write_json(run.overrides, point.overrides)
     write_text(run.plan, plan.to_json())
     write_text(run.token, secrets.token_hex(8) + "\n")
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from hpctrain.launch.slurm_states import FINISHED, WAITING, SlurmState
 from hpctrain.launch.waiting_reasons import waiting_detail
+from hpctrain.record.attempt_rules import may_start_again, own_attempts
 from hpctrain.record.schema import AttemptRecord, CancelRecord, EndReason
 from hpctrain.units import duration_in_words
 
@@ -52,6 +53,8 @@ class Evidence:
     submitted_at_s: float
     now_s: float
     trouble: str = ""
+    is_stale: bool = False
+    """The controller has not answered the last question."""
     accounting: str = ""
     foreign: bool = False
     log: str = "logs/batch.log"
@@ -86,7 +89,7 @@ class Verdict:
 
 def judge(evidence: Evidence) -> Verdict:
     """The state of a run that was handed to Slurm."""
-    own = [attempt for attempt in evidence.attempts if attempt.attempt >= evidence.first_attempt]
+    own = own_attempts(evidence.attempts, evidence.first_attempt)
     last = own[-1] if own else None
     if last is not None and last.state == "completed":
         return Verdict("COMPLETED", "", True, "completed", 0, job_id=last.job_id)
@@ -97,7 +100,11 @@ def judge(evidence: Evidence) -> Verdict:
     if told is not None and told.is_active:
         told = None  # accounting is late
     if last is not None and last.state != "running":
-        return of_marker(last, told or _told_by_us(evidence, last))
+        told = told or _told_by_us(evidence, last)
+        if told is None and evidence.is_stale and may_start_again(last):
+            detail = f"waiting for attempt {last.attempt + 1}, by its own record: {of_marker(last, None).detail}"
+            return Verdict("PENDING", detail, job_id=last.job_id)
+        return of_marker(last, told)
     if told is not None:
         return _of_ended_job(evidence, told, job_id)
     return _of_nothing(evidence, last)
@@ -227,6 +234,9 @@ def _of_ended_job(evidence: Evidence, told: SlurmState, job_id: str) -> Verdict:
         detail = f"launch failure: output path{code}: Slurm could not start the script{where}; can {evidence.log} be made there?"
         return Verdict("FAILED", detail, True, "launch_failed", job_id=job_id)
     reason = f": {told.reason}" if told.reason and told.reason not in ("NonZeroExitCode",) else ""
+    if told.state == "CANCELLED" and not told.nodes and not evidence.attempts:
+        # squeue's reason is still what it waited for.
+        reason = f"{reason if told.source == 'sacct' else ''} before it started"
     detail = f"{told.source} says {told.state}{code}{reason}{where}; no end marker"
     if told.state == "PREEMPTED":
         detail += "; Slurm does not start it again"

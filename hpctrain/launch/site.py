@@ -5,7 +5,6 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,18 +98,8 @@ def ask_site(cluster: SlurmCluster, always_accounting: bool = False) -> Site:
 
 
 def _run(cluster: SlurmCluster, command: tuple[str, ...]) -> _Answer:
-    try:
-        answer = cluster.run(command, timeout_s=_TIMEOUT_S)
-    except FileNotFoundError:
-        return _Answer(trouble=f"there is no {command[0]} on this machine's PATH")
-    except OSError as error:
-        return _Answer(trouble=f"{command[0]}: {error.strerror}")
-    except subprocess.TimeoutExpired:
-        return _Answer(trouble=f"{command[0]} gave no answer in {_TIMEOUT_S:.0f} s")
-    if answer.returncode != 0:
-        told = (answer.stderr.strip() or answer.stdout.strip()).splitlines()
-        return _Answer(trouble=f"{command[0]}: {told[-1] if told else f'exit code {answer.returncode}'}")
-    return _Answer(answer.stdout)
+    text, trouble = cluster.ask(command, _TIMEOUT_S)
+    return _Answer("" if trouble else text, trouble)
 
 
 def _site(answers: dict[str, _Answer]) -> Site:

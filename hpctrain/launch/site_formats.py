@@ -140,7 +140,6 @@ def _partition(name: str, fields: Mapping[str, str], groups: tuple[NodeGroup, ..
         default_time_s=time_s(text("DefaultTime")),
         max_cpus_per_node=limit(text("MaxCPUsPerNode")),
         max_mem_per_node_mib=size_mib(text("MaxMemPerNode")),
-        max_mem_per_cpu_mib=size_mib(text("MaxMemPerCPU")),
         def_mem_per_node_mib=size_mib(text("DefMemPerNode")),
         def_mem_per_cpu_mib=size_mib(text("DefMemPerCPU")),
         def_mem_per_gpu_mib=size_mib(defaults.get("DefMemPerGPU", "")),

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hpctrain.launch.slurm_states import (
-    QUERY_TIMEOUT_S,
     SlurmCluster,
     SlurmJob,
     SlurmState,
@@ -67,15 +65,7 @@ class _Asked:
     def run(self, command: list[str]) -> tuple[str, str]:
         """Output, and what went wrong (empty if nothing): a failing query says nothing about a job."""
         self.num_calls += 1
-        try:
-            answer = self.cluster.run(command)
-        except FileNotFoundError:
-            return "", f"there is no {command[0]} on this machine's PATH"
-        except subprocess.TimeoutExpired:
-            return "", f"{command[0]} gave no answer in {QUERY_TIMEOUT_S} s"
-        if answer.returncode != 0:
-            return answer.stdout, f"{command[0]}: {' '.join(answer.stderr.split()) or f'exit code {answer.returncode}'}"
-        return answer.stdout, ""
+        return self.cluster.ask(command)
 
 
 def query_states(cluster: SlurmCluster, jobs: Iterable[SlurmJob], queue_only: Collection[SlurmJob] = ()) -> SlurmAnswer:

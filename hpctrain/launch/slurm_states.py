@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hpctrain.launch.environment import job_environment
+from hpctrain.record.slurm_command import ask_slurm, call_slurm
 
 QUERY_TIMEOUT_S = 30
 
@@ -131,13 +132,23 @@ class SlurmCluster:
     name: str = ""
     """Of a federation or multi-cluster site, for ``-M``; empty: the one that slurm.conf names."""
 
-    def run(self, command: Sequence[str], timeout_s: float = QUERY_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-        """Runs a client of Slurm, without the filters that the shell may have set for it.
+    def call(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """What a client of Slurm answered, whatever its exit code.
 
         Raises:
-            FileNotFoundError: the program is not on PATH.
-            subprocess.TimeoutExpired: no answer in ``timeout_s``.
+            LaunchError: it is not on PATH, or gave no answer.
         """
+        return call_slurm(self._words(command), QUERY_TIMEOUT_S, self._environment())
+
+    def ask(self, command: Sequence[str], timeout_s: float = QUERY_TIMEOUT_S) -> tuple[str, str]:
+        """Output, and what went wrong (empty if nothing)."""
+        return ask_slurm(self._words(command), timeout_s, self._environment())
+
+    def _words(self, command: Sequence[str]) -> list[str]:
+        return [command[0], *(["-M", self.name] if self.name else []), *command[1:]]
+
+    def _environment(self) -> dict[str, str]:
+        """Without the filters that the shell may have set for Slurm's clients."""
         # Moments in seconds since 1970; lists of array tasks whole.
         environment = job_environment(os.environ, inherit=False) | {
             "SLURM_TIME_FORMAT": "%s",
@@ -145,14 +156,4 @@ class SlurmCluster:
         }
         if self.slurm_conf:
             environment["SLURM_CONF"] = self.slurm_conf
-        words = [command[0], *(["-M", self.name] if self.name else []), *command[1:]]
-        return subprocess.run(
-            words,
-            capture_output=True,
-            # Not the locale's: paths and names are UTF-8 under a C locale too.
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-            timeout=timeout_s,
-            env=environment,
-        )
+        return environment

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.errors import LaunchError
-from hpctrain.record.code_version import digests_of, job_sources, package_folder
+from hpctrain.record.code_version import digests_of, files_below, job_sources, package_folder
 from hpctrain.record.paths import SNAPSHOTS, RunPaths
 
 _PACKAGE = "hpctrain"
@@ -100,16 +100,18 @@ def damage_of(folder: Path, sources: Mapping[str, str]) -> str:
     """What is wrong with a copy of ``sources``; empty if nothing is."""
     try:
         recorded: dict[str, str] = json.loads((folder / _FILES).read_bytes())
-        names = {path.relative_to(folder).as_posix() for path in (folder / _PACKAGE).rglob("*") if path.is_file()}
-        wrong = sorted(name for name in recorded.keys() | names if not _is_intact(folder / name, recorded.get(name)))
+        there = {f"{_PACKAGE}/{name}" for name in files_below(folder / _PACKAGE)}
+        wrong = sorted(recorded.keys() ^ there)
+        wrong += sorted(name for name in recorded.keys() & there if _digest_of(folder, name) != recorded[name])
     except (OSError, ValueError) as error:
         return f"damaged ({error})"
     wrong += sorted(name for name, digest in sources.items() if recorded.get(f"{_PACKAGE}/{name}") != digest)
     return f"damaged ({len(wrong)} files missing, changed or added, among them {wrong[0]})" if wrong else ""
 
 
-def _is_intact(path: Path, digest: str | None) -> bool:
-    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == digest
+def _digest_of(folder: Path, name: str) -> str:
+    with open(f"{folder}/{name}", "rb") as stream:
+        return hashlib.sha256(stream.read()).hexdigest()
 
 
 def _digest(sources: Mapping[str, str]) -> str:
@@ -149,10 +151,7 @@ def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
         path.write_bytes(content)
         # The copy is read-only: without this each rank would compile every module that it imports.
         py_compile.compile(str(path), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP)
-    written = [path for path in folder.rglob("*") if path.is_file()]
-    digests = {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(written)
-    }
+    digests = {name: _digest_of(folder, name) for name in sorted(files_below(folder))}
     (folder / _FILES).write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")
     for path in [folder, *folder.rglob("*")]:
         path.chmod(_READ_ONLY_FOLDER if path.is_dir() else _READ_ONLY_FILE)

@@ -8,7 +8,8 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.errors import SubmitLimitError, UnclearSubmissionError
@@ -92,7 +93,7 @@ def _submit_slurm(
 
         return submit_here(run, plan.layout, environment, first_attempt)
     submission = Submission(run.submission_script, environment, key, retry_s=config.launch.submit_retry_s)
-    job = submit_patiently(submission, config.launch, held, plan.slurm)
+    job = submit_patiently(submission, [run.root], config.launch, held, plan.slurm)
     submission.forget_answer()
     record = slurm_record(submission, job, job.job_id, first_attempt)
     if config.launch.chain != "dependency":
@@ -110,7 +111,7 @@ def _submit_links(
     count = num_links(config, step_seconds(run, plan), newest_step(run))
 
     def submit_link(link: Submission) -> str:
-        job = submit_patiently(link, config.launch, held, plan.slurm)
+        job = submit_patiently(link, [run.root], config.launch, held, plan.slurm)
         link.forget_answer()
         return job.job_id
 
@@ -147,17 +148,28 @@ def slurm_record(submission: Submission, job: FoundJob, job_id: str, first_attem
 
 
 def submit_patiently(
-    submission: Submission, launch: LaunchConfig, held: HeldSignals, request: SlurmRequest
+    submission: Submission, runs: Sequence[Path], launch: LaunchConfig, held: HeldSignals, request: SlurmRequest
 ) -> FoundJob:
     """``submit_script``, again and again for ``launch.submit_wait_min`` where a limit of jobs is reached.
+
+    Args:
+        submission: of one job, or of an array.
+        runs: the folder of each task's run.
+        launch: how long to wait.
+        held: a signal ends the waiting.
+        request: what is asked for, for the site's names after a refusal.
 
     Raises:
         LaunchError: see ``submit_script``.
     """
+    from hpctrain.launch.slurm_executor import ScriptExecutor
+
+    hint = _site_hint(submission, request)
+    executor = ScriptExecutor(submission.script, lambda: submit_script(submission, held, hint))
     deadline = time.monotonic() + 60 * launch.submit_wait_min
     for number in range(sys.maxsize):
         try:
-            return submit_script(submission, held, _site_hint(submission, request))
+            return executor.submit_runs(runs)
         except SubmitLimitError as error:
             rest_s = deadline - time.monotonic()
             if rest_s <= 0 or held.received is not None:

@@ -10,15 +10,19 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import hpctrain
 from hpctrain.launch.snapshot import Snapshot, take_snapshot
 from hpctrain.record.code_version import package_folder
+from hpctrain.record.schema import SCHEMA_VERSION
 from hpctrain.secret_text import redact_code
 
 _RECORDED_PACKAGES = ("torch", "deepspeed", "hydra-core", "submitit", "numpy")
+_GIT_QUESTIONS = {"commit": ("rev-parse", "HEAD"), "status": ("status", "--porcelain"), "diff": ("diff", "HEAD")}
+"""Asked at once, while the code is copied."""
 
 
 @functools.cache
@@ -28,22 +32,22 @@ def submitted_code(run_root: Path, python: str) -> tuple[Snapshot, dict[str, Any
     Raises:
         OSError: ``run_root`` cannot be written.
     """
-    snapshot = take_snapshot(run_root)
-    return snapshot, _code_record(python, snapshot)
-
-
-def _code_record(python: str, snapshot: Snapshot) -> dict[str, Any]:
-    """Interpreter, versions, digests of the source, and git's commit and difference where there is git."""
     source = package_folder()
+    with ThreadPoolExecutor(len(_GIT_QUESTIONS)) as pool:
+        answers = {name: pool.submit(_git, source.parent, *words) for name, words in _GIT_QUESTIONS.items()}
+        snapshot = take_snapshot(run_root)
+        git = {name: answer.result() for name, answer in answers.items()}
     versions = {"python": ".".join(map(str, sys.version_info[:3])), "hpctrain": hpctrain.__version__}
     versions |= {package: _version_of(package) for package in _RECORDED_PACKAGES}
-    return {
-        "schema_version": 1,
+    return snapshot, {
+        "schema_version": SCHEMA_VERSION,
         "interpreter": python,
         "package": str(source),
         "snapshot": str(snapshot.folder),
         "versions": versions,
-        **_git_record(source),
+        "commit": git["commit"].strip(),
+        "dirty": bool(git["status"].strip()),
+        "diff": redact_code(git["diff"]),
         "installed_commit": _installed_commit(),
         "sources": dict(snapshot.sources),
     }
@@ -71,17 +75,6 @@ def _dist_infos() -> dict[str, str]:
     return versions
 
 
-def _git_record(source: Path) -> dict[str, Any]:
-    """Commit, whether the working tree differs from it, and how; empty where the package is not its repository's own."""
-    # An installed package may lie inside another project's repository, whose commit says nothing about it.
-    top, commit = [*_git(source, "rev-parse", "--show-toplevel", "HEAD").splitlines(), "", ""][:2]
-    if top != str(source.parent):
-        return {"commit": "", "dirty": False, "diff": ""}
-    is_dirty = bool(_git(source, "status", "--porcelain").strip())
-    diff = _git(source, "diff", "HEAD") if is_dirty else ""
-    return {"commit": commit, "dirty": is_dirty, "diff": redact_code(diff)}
-
-
 def _installed_commit() -> str:
     """The commit that pip installed from, where it was told one (PEP 610); else empty."""
     try:
@@ -92,8 +85,9 @@ def _installed_commit() -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    """git's answer about the tree that holds ``folder``; empty where it is not in git, or git is not there."""
-    if shutil.which("git") is None:
+    """git's answer about the tree of ``folder``; empty where it is not the top of one, or git is not there."""
+    # An installed package may lie inside another project's repository, whose commit says nothing about it.
+    if not (folder / ".git").exists() or shutil.which("git") is None:
         return ""
     answer = subprocess.run(
         ["git", "-C", str(folder), *arguments], capture_output=True, text=True, errors="replace", check=False

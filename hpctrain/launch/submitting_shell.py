@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from hpctrain.config.compose import Point
@@ -22,19 +22,23 @@ _TAKEN = {
 """Users' defaults on many sites. sbatch itself never sees them, so that a plan shows all that is asked for."""
 _OF_A_JOB = ("SBATCH_CPU_BIND", "SBATCH_MEM_BIND")
 """Set by Slurm inside a job, not by a user."""
+_OF_CHECKPOINTS = ("training.checkpoint_", "training.keep_checkpoints")
 
 
 def as_submitted_here(point: Point, shell: Mapping[str, str]) -> Point:
     """The point with the shell's defaults in keys that nobody stated, each told, and with an absolute image path.
 
+    Whether checkpoints need room is settled, too: it depends on what was stated.
+
     Args:
         point: as composed.
         shell: the submitting process's variables.
     """
+    stated = {word.lstrip("+~").partition("=")[0] for word in point.overrides}
+    point = _with_room_rule(point, stated)
     if point.config.cluster.kind != "slurm":
         return point
     cluster = point.config.cluster
-    stated = {word.lstrip("+~").partition("=")[0] for word in point.overrides}
     found = {
         key: (name, shell[name])
         for name, key in _TAKEN.items()
@@ -57,6 +61,16 @@ def as_submitted_here(point: Point, shell: Mapping[str, str]) -> Point:
         config=dataclasses.replace(point.config, cluster=cluster),
         assumptions=(*point.assumptions, *told),
     )
+
+
+def _with_room_rule(point: Point, stated: Collection[str]) -> Point:
+    """Whoever states how checkpoints are made, or chains jobs, depends on them; a preset's are a convenience."""
+    training = point.config.training
+    if training.check_checkpoint_room is not None:
+        return point
+    depends = point.config.launch.chain != "none" or any(key.startswith(_OF_CHECKPOINTS) for key in stated)
+    training = dataclasses.replace(training, check_checkpoint_room=depends)
+    return dataclasses.replace(point, config=dataclasses.replace(point.config, training=training))
 
 
 def _absolute_image(container: ContainerConfig) -> ContainerConfig:

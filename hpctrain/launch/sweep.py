@@ -27,6 +27,7 @@ from hpctrain.launch.sweep_manifest import (
     HAS_A_JOB,
     MAY_HAVE_A_JOB,
     GroupState,
+    LeftOut,
     SweepGroup,
     SweepManifest,
     SweepPoint,
@@ -52,6 +53,25 @@ from hpctrain.text_table import aligned
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.=+-]{0,99}", re.ASCII)
 Planned = Sequence[tuple[Point, RunPlan]]
+
+
+def without_what_does_not_fit(
+    planned: list[tuple[Point, RunPlan]], force: bool
+) -> tuple[list[tuple[Point, RunPlan]], tuple[LeftOut, ...]]:
+    """The points that can run, and those whose only problem is memory: where a sweep ends is what one wants to know of it.
+
+    All of them where none fits: then the sweep is refused.
+    """
+    problems = [plan.blocking_problems(force) for _, plan in planned]
+    fits = [not found or any(problem.kind != "memory" for problem in found) for found in problems]
+    if not any(fits):
+        return planned, ()
+    left_out = tuple(
+        LeftOut(point.overrides, "; ".join(map(str, found)))
+        for (point, _), found, fitting in zip(planned, problems, fits, strict=True)
+        if not fitting
+    )
+    return [pair for pair, fitting in zip(planned, fits, strict=True) if fitting], left_out
 
 
 def check_sweep(planned: Planned, force: bool) -> None:
@@ -127,12 +147,17 @@ class SweepResult:
 
 
 def submit_sweep(
-    planned: Planned, root: Path, largest: Callable[[SlurmRequest], int], held: HeldSignals
+    planned: Planned,
+    left_out: tuple[LeftOut, ...],
+    root: Path,
+    largest: Callable[[SlurmRequest], int],
+    held: HeldSignals,
 ) -> SweepResult:
     """Submits every point that has no job yet; stops at the first trouble and says in the manifest what was not reached.
 
     Args:
         planned: checked with ``check_sweep``.
+        left_out: points that do not fit; the manifest tells of them.
         root: of the runs.
         largest: tasks that an array of such a request may have.
         held: a signal ends it between two submissions.
@@ -142,23 +167,30 @@ def submit_sweep(
     """
     name = planned[0][0].config.launch.sweep_name
     folder = root / (name or f"sweep-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
-    folder.mkdir(exist_ok=name is not None)
+    try:
+        folder.mkdir(exist_ok=name is not None)
+    except FileExistsError:
+        raise LaunchError(f"{folder}: is there and is no folder; take another name") from None
+    except OSError as error:
+        raise LaunchError(f"{folder}: cannot be made ({error.strerror}); nothing was submitted") from None
     read_manifest(folder)  # a folder of something else is left as it is
     with locked(folder):
-        sweep = _Sweep(folder, root, planned, held)
+        sweep = _Sweep(folder, root, planned, left_out, held)
         return sweep.run(largest)
 
 
 class _Sweep:
     """One call on one sweep folder, which is locked."""
 
-    def __init__(self, folder: Path, root: Path, planned: Planned, held: HeldSignals) -> None:
+    def __init__(
+        self, folder: Path, root: Path, planned: Planned, left_out: tuple[LeftOut, ...], held: HeldSignals
+    ) -> None:
         self._folder = folder
         self._held = held
         self._launch = planned[0][0].config.launch
         names = identities([point.config for point, _ in planned])
         self._planned: Mapping[str, tuple[Point, RunPlan]] = dict(zip(names, planned, strict=True))
-        self._manifest = read_manifest(folder)
+        self._manifest = dataclasses.replace(read_manifest(folder), left_out=left_out)
         self._code_file = folder / ".code.json"
         self._snapshot = str(submitted_code(root, interpreter())[0].folder)
         self._check_same_points()
@@ -248,7 +280,7 @@ class _Sweep:
                 )
                 for task, index in enumerate(members)
             ]
-        self._manifest = SweepManifest(self._manifest.schema_version, tuple(kept), tuple(points))
+        self._manifest = dataclasses.replace(self._manifest, groups=tuple(kept), points=tuple(points))
         self._manifest.write(self._folder)
 
     def _shape(self, name: str) -> Hashable:
@@ -266,7 +298,8 @@ class _Sweep:
         group = dataclasses.replace(group, state="submitting", key=key, submitting_at_s=time.time())
         self._note(group)
         try:
-            job = submit_patiently(submission, self._launch, self._held, self._members(group)[0][1].slurm)
+            request = self._members(group)[0][1].slurm
+            job = submit_patiently(submission, self._task_folders(group), self._launch, self._held, request)
         except LaunchError as error:
             self._note(dataclasses.replace(group, state=_state_after(error), reason=str(error).splitlines()[0]))
             raise
@@ -281,6 +314,11 @@ class _Sweep:
 
     def _runs(self, group: SweepGroup) -> list[RunPaths]:
         return [RunPaths(self._folder / group.run_name(task)) for task in range(group.num_points)]
+
+    def _task_folders(self, group: SweepGroup) -> list[Path]:
+        """One for each task of the group's job; an allocation has one task, which runs all points."""
+        folders = [run.root for run in self._runs(group)]
+        return folders if group.kind == "array" else folders[:1]
 
     def _members(self, group: SweepGroup) -> list[tuple[Point, RunPlan]]:
         return [self._planned[self._manifest.points[index].identity] for index in self._manifest.members(group.number)]

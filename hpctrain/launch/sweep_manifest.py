@@ -19,6 +19,7 @@ from hpctrain.errors import LaunchError, RecordError
 from hpctrain.launch.job_search import FoundJob
 from hpctrain.plan.batch_script import TaskArray
 from hpctrain.record.files import read_record, write_text
+from hpctrain.record.paths import SWEEP_MANIFEST
 from hpctrain.record.schema import SCHEMA_VERSION
 
 GroupState = Literal["not reached", "submitting", "submitted", "refused", "unclear"]
@@ -66,12 +67,21 @@ class SweepGroup:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """A point of the last command that does not fit, and was not submitted."""
+
+    overrides: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
 class SweepManifest:
     """``sweep.json`` in the sweep folder."""
 
     schema_version: int
     groups: tuple[SweepGroup, ...]
     points: tuple[SweepPoint, ...]
+    left_out: tuple[LeftOut, ...] = ()
 
     def with_group(self, group: SweepGroup) -> SweepManifest:
         """The manifest with a group, and its points, changed."""
@@ -94,14 +104,14 @@ class SweepManifest:
         """
         parts = [
             f'"{name}": [\n' + ",\n".join(json.dumps(vars(item), ensure_ascii=False) for item in items) + "\n]"
-            for name, items in (("groups", self.groups), ("points", self.points))
+            for name, items in (("groups", self.groups), ("points", self.points), ("left_out", self.left_out))
         ]
         text = f'{{\n"schema_version": {self.schema_version},\n' + ",\n".join(parts) + "\n}\n"
         write_text(manifest_file(folder), text)
 
 
 def manifest_file(folder: Path) -> Path:
-    return folder / "sweep.json"
+    return folder / SWEEP_MANIFEST
 
 
 def read_manifest(folder: Path) -> SweepManifest:
@@ -118,9 +128,28 @@ def read_manifest(folder: Path) -> SweepManifest:
             )
         return SweepManifest(SCHEMA_VERSION, (), ())
     try:
-        return read_record(path, SweepManifest)
+        manifest = read_record(path, SweepManifest)
     except RecordError as error:
         raise LaunchError(f"the sweep's manifest cannot be read: {error}") from None
+    if flaw := _flaw(manifest):
+        raise LaunchError(f"the sweep's manifest contradicts itself: {path}: {flaw}; nothing was submitted")
+    return manifest
+
+
+def _flaw(manifest: SweepManifest) -> str:
+    """Where groups and points do not go together, as after an edit by hand; a point might be submitted twice."""
+    groups = {group.number: group for group in manifest.groups}
+    if len(groups) != len(manifest.groups):
+        return "two groups have the same number"
+    if strange := [point.run for point in manifest.points if point.group not in groups]:
+        return f"{strange[0]} belongs to no group"
+    for group in manifest.groups:
+        runs = [manifest.points[index].run for index in manifest.members(group.number)]
+        if runs != [group.run_name(task) for task in range(group.num_points)]:
+            return f"group {group.number} has {group.num_points} points, and its runs are {', '.join(runs) or 'none'}"
+        if group.state in HAS_A_JOB and not group.job_id:
+            return f"group {group.number} is {group.state} and has no job_id"
+    return ""
 
 
 @contextmanager

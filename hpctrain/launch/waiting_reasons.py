@@ -19,7 +19,7 @@ _MEANINGS = {
     "PartitionDown": "the partition takes no jobs now",
     "ReqNodeNotAvail": "a node that it needs is down, drained or reserved",
     "Dependency": "it waits for another job",
-    "BeginTime": "Slurm lets a requeued job wait a while",
+    "BeginTime": "it may not start before its time; a requeued job waits a while",
 }
 _LAUNCH_HELD = ("launch failed requeued held", "launch_failed_requeued_held")
 

@@ -9,12 +9,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
 from hpctrain.config.schema import Config
 from hpctrain.errors import Problem, known_names_hint
 from hpctrain.plan.layout import Layout
-from hpctrain.units import parse_slurm_time
+from hpctrain.plan.own_variables import ATTEMPT_VARIABLE
+from hpctrain.units import stated_limit_s
 
 SCHEMA_URL = "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json"
 KEYS = (
@@ -61,7 +60,7 @@ def build_azureml_request(config: Config, layout: Layout, env: dict[str, str]) -
     return AzureMlRequest(
         instance_count=layout.num_nodes,
         process_count_per_instance=layout.gpus_per_node,
-        timeout_s=_timeout_s(config.cluster.time),
+        timeout_s=stated_limit_s(config.cluster.time),
         settings={name: str(value) for name, value in config.cluster.azureml.items()},
         environment=env,
         tags={
@@ -110,7 +109,7 @@ def azureml_job_text(request: AzureMlRequest, target: AzureMlTarget) -> str:
         "environment_variables": {
             "PYTHONUTF8": "1",
             "PYTHONUNBUFFERED": "1",
-            "HPCTRAIN_ATTEMPT": str(target.attempt),
+            ATTEMPT_VARIABLE: str(target.attempt),
             **request.environment,
         },
         "inputs": inputs,
@@ -123,6 +122,8 @@ def azureml_job_text(request: AzureMlRequest, target: AzureMlTarget) -> str:
         job["queue_settings"] = {"job_tier": settings["job_tier"]}
     if not request.description:
         del job["description"]
+    import yaml  # of use for this kind of cluster alone
+
     return yaml.safe_dump(job, sort_keys=False, allow_unicode=True, width=1000)
 
 
@@ -255,15 +256,6 @@ def _unsupported(config: Config) -> list[Problem]:
     if launch.mode != "batch":
         found.append(("launch.mode", launch.mode, "is for an allocation of Slurm", "leave it out"))
     return [Problem(*words) for words in found]
-
-
-def _timeout_s(time: str | None) -> int | None:
-    if time is None:
-        return None
-    try:
-        return parse_slurm_time(time)
-    except ValueError:  # told among the problems
-        return None
 
 
 def _azureml_name(name: str) -> str:

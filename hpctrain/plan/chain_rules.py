@@ -6,7 +6,7 @@ import math
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import Problem
-from hpctrain.units import duration_in_words, parse_slurm_time
+from hpctrain.units import duration_in_words, stated_limit_s
 
 
 def chain_problems(config: Config) -> tuple[Problem, ...]:
@@ -54,10 +54,7 @@ def chain_warnings(config: Config) -> tuple[str, ...]:
 
 def job_seconds(config: Config) -> int | None:
     """Seconds of training that one job's time limit leaves before Slurm's warning; None: there is no limit, or none stated."""
-    try:
-        limit_s = None if config.cluster.time is None else parse_slurm_time(config.cluster.time)
-    except ValueError:  # told among the problems
-        return None
+    limit_s = stated_limit_s(config.cluster.time)
     return None if limit_s is None else max(1, limit_s - config.cluster.signal_lead_s)
 
 

@@ -57,8 +57,6 @@ def room_problem(
         num_there: complete checkpoints that the run has already.
         after_step: the step that the run goes on from.
     """
-    if not training.check_checkpoint_room:
-        return None
     most = max(1, training.keep_checkpoints + 1 - num_there)
     num_new = min(most, num_regular_saves(plan.num_steps, training, after_step))
     size = checkpoint_bytes(plan.num_parameters, plan.zero_stage, plan.precision)

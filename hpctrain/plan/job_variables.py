@@ -6,6 +6,7 @@ import re
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import Problem
+from hpctrain.plan.own_variables import OWN_VARIABLES
 from hpctrain.secret_text import holds_secret
 
 RANK_IDENTITY = tuple("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE NODE_RANK CROSS_RANK CROSS_SIZE".split())
@@ -40,6 +41,8 @@ def variable_problems(config: Config) -> list[Problem]:
         elif name in RANK_IDENTITY:
             rule = "every rank has its own value, computed in its task"
             problems.append(Problem(f"env.{name}", value, rule, "leave it out"))
+        elif name in OWN_VARIABLES:
+            problems.append(Problem(f"env.{name}", value, "is set by hpctrain itself", "leave it out"))
         elif name.startswith(_SLURMS_OWN):
             rule = "is Slurm's own variable: what is asked for is said by the keys of the group cluster"
             problems.append(Problem(f"env.{name}", value, rule, "leave it out"))

@@ -100,7 +100,7 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         config: typed and checked value by value.
         assumptions: what the caller chose for the user (such as the hardware); told in the plan.
     """
-    shape, shape_problems = resolve_model_shape(config.model)
+    shape, problems = resolve_model_shape(config.model)
     layout = Layout(config.nodes, config.hardware.gpus_per_node)
     seq_len = config.training.seq_len or shape.max_seq_len
     precision = config.training.precision or config.hardware.default_precision
@@ -108,10 +108,7 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
     batch, batch_problems = resolve_batch(
         config.training, choice.micro_batch_size, layout.data_parallel_degree, seq_len
     )
-    problems = (*shape_problems, *batch_problems, *_value_problems(config, shape, seq_len))
     memory = estimate_memory(shape, layout, batch, config.parallelism, config.hardware, precision, choice.checkpointing)
-    # A launch check builds no model.
-    memory_problems = memory.problems() if config.training.payload == "train" else ()
     flops = step_flops(shape, seq_len, batch.global_batch_size, choice.checkpointing, config.parallelism.zero_stage)
     prediction, prediction_gap = predict_step(
         shape, layout, batch, config.parallelism, config.hardware, precision, choice.checkpointing, flops
@@ -151,11 +148,12 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         slurm=slurm,
         problems=(
             *problems,
-            *_slurm_only_problems(config),
-            *azureml_problems(config, slurm.secret_names),
-            *chain_problems(config),
+            *batch_problems,
+            *_value_problems(config, shape, seq_len),
+            *_launch_problems(config, slurm),
             *slurm_problems,
-            *memory_problems,
+            # A launch check builds no model.
+            *(memory.problems() if config.training.payload == "train" else ()),
         ),
         prediction=prediction,
         prediction_gap=prediction_gap,
@@ -262,6 +260,15 @@ def _value_problems(config: Config, shape: ModelShape, seq_len: int) -> list[Pro
 _SLURM_ONLY = (
     "time partition account qos constraint reservation nodelist exclude comment exclusive memory_per_node setup srun_args extra"
 ).split()
+
+
+def _launch_problems(config: Config, slurm: SlurmRequest) -> tuple[Problem, ...]:
+    """What the cluster's kind has not, or cannot carry."""
+    return (
+        *_slurm_only_problems(config),
+        *azureml_problems(config, slurm.secret_names),
+        *chain_problems(config),
+    )
 
 
 def _slurm_only_problems(config: Config) -> list[Problem]:

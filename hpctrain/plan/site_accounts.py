@@ -14,7 +14,7 @@ from hpctrain.errors import Problem, known_names_hint
 from hpctrain.plan.site_limits import Accounting, Association, Limits, Partition, Qos, Site
 from hpctrain.plan.site_need import Need
 from hpctrain.plan.site_nodes import counted
-from hpctrain.units import MIB, duration_in_words, gib
+from hpctrain.units import MIB, duration_in_words, gib, slurm_time
 
 
 @dataclass(frozen=True)
@@ -151,23 +151,7 @@ def _wall_problems(found: list[Level], need: Need, time_s: float | None) -> list
         return []
     most = binding.limits.max_wall_s
     rule = f"{binding.name} allows at most {duration_in_words(most)} (MaxWall)"
-    return [_problem("cluster.time", _time_words(time_s), rule, f"nearest: {slurm_time(most)}")]
-
-
-def _time_words(time_s: float) -> str:
-    return "UNLIMITED" if time_s == float("inf") else slurm_time(int(time_s))
-
-
-def slurm_time(seconds: int) -> str:
-    """Seconds in Slurm's form.
-
-    >>> slurm_time(86400), slurm_time(5400), slurm_time(216000)
-    ('1-00:00:00', '1:30:00', '2-12:00:00')
-    """
-    days, rest = divmod(seconds, 86400)
-    hours, rest = divmod(rest, 3600)
-    clock = f"{rest // 60:02d}:{rest % 60:02d}"
-    return f"{days}-{hours:02d}:{clock}" if days else f"{hours}:{clock}"
+    return [_problem("cluster.time", slurm_time(time_s), rule, f"nearest: {slurm_time(most)}")]
 
 
 _TRES_LIMITS = (

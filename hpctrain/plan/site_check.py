@@ -17,7 +17,6 @@ from hpctrain.plan.site_accounts import (
     effective_qos,
     limit_problems,
     qos_problems,
-    slurm_time,
     submit_limit,
 )
 from hpctrain.plan.site_derive import (
@@ -29,7 +28,7 @@ from hpctrain.plan.site_derive import (
     told_defaults,
 )
 from hpctrain.plan.site_limits import Partition, Qos, Site
-from hpctrain.plan.site_need import Need, request_need
+from hpctrain.plan.site_need import Need, asked_partitions, request_need
 from hpctrain.plan.site_nodes import (
     counted,
     feature_problems,
@@ -39,7 +38,7 @@ from hpctrain.plan.site_nodes import (
     short_list,
 )
 from hpctrain.plan.slurm_request import SlurmRequest
-from hpctrain.units import duration_in_words
+from hpctrain.units import duration_in_words, slurm_time
 
 _MAX_OFFERED = 3
 
@@ -98,8 +97,8 @@ def hold_against_site(
     ]
     if site.partitions is None:
         return SiteVerdict(request, tuple(common), (), tuple(form_notes))
-    partitions, unknown = _asked_partitions(need, site)
-    common += unknown
+    partitions = asked_partitions(need, site)
+    common += _partition_problems(need, site)
     if not partitions:
         return SiteVerdict(request, tuple(common))
     common += _gpu_existence_problems(need, cluster, site) + feature_problems(need, site, partitions)
@@ -148,19 +147,17 @@ def _derived(
     return request, request_need(request), notes + cpu_notes, doubts
 
 
-def _asked_partitions(need: Need, site: Site) -> tuple[list[Partition], list[Problem]]:
+def _partition_problems(need: Need, site: Site) -> list[Problem]:
+    """Partitions that the site does not have, or none named where it has no default one."""
     known = site.partitions or {}
-    if not need.partitions:
-        if (default := site.default_partition) is not None:
-            return [default], []
+    if not need.partitions and site.default_partition is None:
         rule = "must be stated: this site has no default partition"
-        return [], [_problem("cluster.partition", "null", rule, known_names_hint("", known))]
-    problems = [
+        return [_problem("cluster.partition", "null", rule, known_names_hint("", known))]
+    return [
         _problem("cluster.partition", name, "the site has no such partition", known_names_hint(name, known))
         for name in need.partitions
         if name not in known
     ]
-    return [known[name] for name in need.partitions if name in known], problems
 
 
 def _held_against(need: Need, partition: Partition, site: Site) -> _PartitionVerdict:
@@ -260,7 +257,7 @@ def _time_problems(need: Need, partition: Partition, flags: tuple[str, ...]) -> 
         return [_problem("cluster.signal_lead_s", str(need.signal_lead_s), rule, fix)]
     if need.time_s is None or most is None or need.time_s <= most or "PartitionTimeLimit" in flags:
         return []
-    asked = "UNLIMITED" if math.isinf(need.time_s) else slurm_time(int(need.time_s))
+    asked = slurm_time(need.time_s)
     words = "no limit" if math.isinf(need.time_s) else duration_in_words(need.time_s)
     rule = f"{words}, and partition {partition.name} allows {duration_in_words(most)} (MaxTime)"
     return [
@@ -361,8 +358,11 @@ def _with_offer(problems: list[Problem], need: Need, tried: Iterable[Partition],
 
 def sweep_warnings(need: Need, num_jobs: int, site: Site) -> list[str]:
     """Limits on the number of jobs that a sweep of ``num_jobs`` points runs into; Slurm then refuses the rest."""
-    partitions, _ = _asked_partitions(need, site)
-    found = [limit for partition in partitions[:1] if (limit := submit_limit(need, partition, site)) is not None]
+    found = [
+        limit
+        for partition in asked_partitions(need, site)[:1]
+        if (limit := submit_limit(need, partition, site)) is not None
+    ]
     if site.max_job_count is not None:
         found.append((site.max_job_count, "the site (MaxJobCount)"))
     return [

@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Iterable
 
 from hpctrain.errors import known_names_hint
-from hpctrain.plan.site_accounts import allowed_qos, association_of, levels, limit_words, slurm_time
-from hpctrain.plan.site_limits import Partition, Site
-from hpctrain.plan.site_need import Need, request_need
+from hpctrain.plan.site_accounts import allowed_qos, association_of, levels, limit_words
+from hpctrain.plan.site_limits import Site
+from hpctrain.plan.site_need import Need, asked_partitions, request_need
 from hpctrain.plan.site_nodes import counted, memory_words, short_list
 from hpctrain.plan.slurm_request import SlurmRequest
+from hpctrain.units import slurm_time
 
 
 def site_hint(stderr: str, request: SlurmRequest, site: Site) -> str:
@@ -26,12 +27,6 @@ def site_hint(stderr: str, request: SlurmRequest, site: Site) -> str:
         text for pattern, tell in _SUBJECTS if re.search(pattern, stderr, re.IGNORECASE) if (text := tell(need, site))
     ]
     return "\n".join(dict.fromkeys(found))
-
-
-def _asked(need: Need, site: Site) -> list[Partition]:
-    known = site.partitions or {}
-    named = [known[name] for name in need.partitions if name in known]
-    return named or ([site.default_partition] if site.default_partition and not need.partitions else [])
 
 
 def _partitions(need: Need, site: Site) -> str:
@@ -58,7 +53,7 @@ def _accounts(need: Need, site: Site) -> str:
     names = sorted({row.account for row in site.accounting.associations})
     taken = [
         f"partition {partition.name} takes {short_list(partition.allow_accounts)}"
-        for partition in _asked(need, site)
+        for partition in asked_partitions(need, site)
         if partition.allow_accounts is not None
     ]
     tail = f"; {'; '.join(taken)}" if taken else ""
@@ -69,7 +64,7 @@ def _qos(need: Need, site: Site) -> str:
     if site.accounting is None:
         return ""
     names = sorted(site.accounting.qos)
-    for partition in _asked(need, site)[:1]:
+    for partition in asked_partitions(need, site)[:1]:
         if (association := association_of(need, partition, site)) is not None:
             names = sorted(allowed_qos(association, site.accounting))
     return f"QOS of your account ({_setter('cluster.qos')}): {_names(need.qos, names)}"
@@ -89,7 +84,7 @@ def _gpus(need: Need, site: Site) -> str:
             lines.append(f"{partition.name} has {', '.join(kinds)} a node")
     if not lines:
         return "" if site.nodes is None else "no node of the site has GPUs for Slurm: cluster.gpu_request=none"
-    if not need.gpu_type and any(partition.gpu_types for partition in _asked(need, site)):
+    if not need.gpu_type and any(partition.gpu_types for partition in asked_partitions(need, site)):
         lines.append("the site may want the type: cluster.gpu_type=NAME")
     return f"GPUs (hardware.gpus_per_node, cluster.gpu_type, cluster.gpu_request=gres): {'; '.join(lines)}"
 
@@ -104,9 +99,9 @@ def _features(need: Need, site: Site) -> str:
 def _times(need: Need, site: Site) -> str:
     lines = [
         f"{partition.name} allows {'no limit' if partition.max_time_s is None else slurm_time(partition.max_time_s)}"
-        for partition in _asked(need, site)
+        for partition in asked_partitions(need, site)
     ]
-    for partition in _asked(need, site):
+    for partition in asked_partitions(need, site):
         for level in levels(need, partition, site):
             if level.limits.max_wall_s is not None and not level.is_group:
                 lines.append(f"{level.name} allows {slurm_time(level.limits.max_wall_s)}")
@@ -115,7 +110,7 @@ def _times(need: Need, site: Site) -> str:
 
 def _nodes(need: Need, site: Site) -> str:
     lines = []
-    for partition in _asked(need, site):
+    for partition in asked_partitions(need, site):
         most = "" if partition.max_nodes is None else f", at most {partition.max_nodes} a job"
         least = f", at least {partition.min_nodes}" if partition.min_nodes > 1 else ""
         lines.append(f"partition {partition.name} has {counted(partition.total_nodes)}{most}{least}")
@@ -124,7 +119,7 @@ def _nodes(need: Need, site: Site) -> str:
 
 def _shapes(need: Need, site: Site) -> str:
     lines = []
-    for partition in _asked(need, site):
+    for partition in asked_partitions(need, site):
         shapes = [
             f"{group.total} of {group.shape.cpus} CPUs, {memory_words(group.shape.memory_mib)}, {group.shape.num_gpus} GPUs"
             for group in partition.kinds
@@ -137,7 +132,7 @@ def _shapes(need: Need, site: Site) -> str:
 
 def _limits(need: Need, site: Site) -> str:
     lines: list[str] = []
-    for partition in _asked(need, site):
+    for partition in asked_partitions(need, site):
         for level in levels(need, partition, site):
             values = limit_words(level.limits, only_of_groups=level.is_group)
             if values:

@@ -96,7 +96,6 @@ class Partition:
     default_time_s: int | None = None
     max_cpus_per_node: int | None = None
     max_mem_per_node_mib: int | None = None
-    max_mem_per_cpu_mib: int | None = None
     def_mem_per_node_mib: int | None = None
     def_mem_per_cpu_mib: int | None = None
     def_mem_per_gpu_mib: int | None = None

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from hpctrain.plan.nodelist import node_names
-from hpctrain.plan.site_limits import Gres, Partition
+from hpctrain.plan.site_limits import Gres, Partition, Site
 from hpctrain.plan.slurm_request import SlurmRequest
 from hpctrain.units import parse_slurm_time
 
@@ -178,6 +178,14 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
         if name:
             found.append(Gres(name, ":".join(rest[:-1] if counted else rest), count))
     return tuple(found)
+
+
+def asked_partitions(need: Need, site: Site) -> list[Partition]:
+    """The partitions that a request names and the site has; where it names none, the site's default one."""
+    known = site.partitions or {}
+    if need.partitions:
+        return [known[name] for name in need.partitions if name in known]
+    return [] if site.default_partition is None else [site.default_partition]
 
 
 def _names(text: str) -> tuple[str, ...]:

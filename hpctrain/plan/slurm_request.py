@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hpctrain.config.schema import ClusterConfig, Config, ContainerConfig, HardwareConfig
 from hpctrain.errors import Problem
 from hpctrain.plan.container import container_problems, container_warnings
-from hpctrain.plan.job_variables import secret_variables, stated_variables, variable_problems
+from hpctrain.plan.job_variables import rank_environment, secret_variables, variable_problems
 from hpctrain.plan.layout import Layout
 from hpctrain.plan.sbatch_options import (
     MEMORY_FORM,
@@ -20,7 +20,7 @@ from hpctrain.plan.sbatch_options import (
     extra_problems,
 )
 from hpctrain.secret_text import holds_secret, redact_text
-from hpctrain.units import duration_in_words, parse_slurm_time
+from hpctrain.units import duration_in_words, parse_slurm_time, stated_limit_s
 
 _SHORT_LIMIT_S = 600
 _SRUN_OWN = frozenset(
@@ -63,21 +63,6 @@ def build_slurm_request(job_name: str, config: Config, layout: Layout) -> tuple[
     cluster, hardware = config.cluster, config.hardware
     gpus = gpu_option(cluster, hardware)
     extra = extra_options(cluster.extra)
-    problems = [
-        *_time_problems(cluster),
-        *extra_problems(cluster, gpus, config.launch.chain),
-        *_text_problems(cluster),
-        *_srun_problems(cluster),
-        *_secret_problems(config),
-        *variable_problems(config),
-        *container_problems(cluster.container),
-    ]
-    if cluster.container.runtime != "none" and cluster.kind != "slurm":
-        rule = f"is started by srun, and cluster={cluster.name} has none"
-        problems.append(Problem("cluster.container.runtime", cluster.container.runtime, rule, "leave it out"))
-    if config.launch.chain == "requeue" and cluster.requeue is False:
-        rule = "launch.chain=requeue starts the same job again, which this forbids"
-        problems.append(Problem("cluster.requeue", "false", rule, "set it to true, or launch.chain=dependency"))
     cpus_per_task = cluster.cpus_per_task
     if cpus_per_task is None and hardware.cpu_cores_per_node is not None and not asks_for_cpus(extra):
         cpus_per_task = max(1, hardware.cpu_cores_per_node // layout.gpus_per_node)
@@ -113,7 +98,7 @@ def build_slurm_request(job_name: str, config: Config, layout: Layout) -> tuple[
         requeue=cluster.requeue,
         setup=tuple(map(redact_text, cluster.setup)),
         srun_args=tuple(map(redact_text, cluster.srun_args)),
-        environment={name: value for name, value in stated_variables(config).items() if not holds_secret(name, value)},
+        environment=rank_environment(config),
         secret_names=secret_variables(config),
         inherit_env=cluster.inherit_env,
         takes_key=config.launch.comment_key and cluster.comment is None,
@@ -121,7 +106,27 @@ def build_slurm_request(job_name: str, config: Config, layout: Layout) -> tuple[
         has_gpus=hardware.device == "cuda",
         is_chain=config.launch.chain != "none",
     )
-    return request, tuple(problems)
+    return request, _problems(config, gpus)
+
+
+def _problems(config: Config, gpus: dict[str, str]) -> tuple[Problem, ...]:
+    cluster = config.cluster
+    problems = [
+        *_time_problems(cluster),
+        *extra_problems(cluster, gpus, config.launch.chain),
+        *_text_problems(cluster),
+        *_srun_problems(cluster),
+        *_secret_problems(config),
+        *variable_problems(config),
+        *container_problems(cluster.container),
+    ]
+    if cluster.container.runtime != "none" and cluster.kind != "slurm":
+        rule = f"is started by srun, and cluster={cluster.name} has none"
+        problems.append(Problem("cluster.container.runtime", cluster.container.runtime, rule, "leave it out"))
+    if config.launch.chain == "requeue" and cluster.requeue is False:
+        rule = "launch.chain=requeue starts the same job again, which this forbids"
+        problems.append(Problem("cluster.requeue", "false", rule, "set it to true, or launch.chain=dependency"))
+    return tuple(problems)
 
 
 def _without_secrets(container: ContainerConfig) -> ContainerConfig:
@@ -164,10 +169,7 @@ def request_warnings(cluster: ClusterConfig, hardware: HardwareConfig, layout: L
         warnings.append(f"{option} hides a node's GPUs from each other: NCCL then goes through host memory")
     if cluster.gpu_type is not None and not gpu_option(cluster, hardware):
         warnings.append(f"cluster.gpu_type={cluster.gpu_type} is not used: no GPU is asked for (cluster.gpu_request)")
-    try:
-        limit_s = None if cluster.time is None else parse_slurm_time(cluster.time)
-    except ValueError:  # told among the problems
-        limit_s = None
+    limit_s = stated_limit_s(cluster.time)
     if limit_s is not None and limit_s < _SHORT_LIMIT_S and layout.num_nodes > 1:
         words = duration_in_words(limit_s)
         warnings.append(

@@ -9,7 +9,9 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from hpctrain.config.schema import Config
 from hpctrain.plan.batch_script import ScriptTarget, TaskArray, sbatch_script
+from hpctrain.plan.site_accounts import submit_limit
 from hpctrain.plan.site_limits import Site
+from hpctrain.plan.site_need import asked_partitions, request_need
 from hpctrain.plan.slurm_request import SlurmRequest, slurm_safe_name
 
 _SLURMS_ARRAY_SIZE = 1001
@@ -62,27 +64,12 @@ def largest_array(site: Site | None, request: SlurmRequest) -> int:
     """
     if site is None:
         return _SLURMS_ARRAY_SIZE
-    limits = [site.max_array_size or _SLURMS_ARRAY_SIZE, *_submit_limits(site, request)]
-    return max(1, min(limits))
-
-
-def _submit_limits(site: Site, request: SlurmRequest) -> list[int]:
-    accounting = site.accounting
-    if accounting is None or "limits" not in site.enforce:
-        return []
-    options = request.options
-    account = options.get("account", accounting.default_account)
-    associations = [
-        association
-        for association in accounting.associations
-        if association.account == account and association.partition in ("", options.get("partition", ""))
-    ]
-    default_qos = next((association.default_qos for association in associations if association.default_qos), "")
-    partition = (site.partitions or {}).get(options.get("partition", "")) or site.default_partition
-    names = {options.get("qos", default_qos), partition.qos if partition else ""}
-    limits = [association.limits for association in associations]
-    limits += [qos.limits for name, qos in accounting.qos.items() if name in names]
-    return [count for limit in limits for count in (limit.max_submit, limit.group_submit) if count]
+    need = request_need(request)
+    most = [site.max_array_size or _SLURMS_ARRAY_SIZE]
+    for partition in asked_partitions(need, site):
+        if (limit := submit_limit(need, partition, site)) is not None:
+            most.append(limit[0])
+    return max(1, min(most))
 
 
 def array_spec(num_tasks: int, max_running: int | None) -> str:

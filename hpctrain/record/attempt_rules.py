@@ -17,6 +17,12 @@ RESTARTABLE: frozenset[EndReason] = frozenset({"time_limit", "preempted", "node_
 REFUSED: frozenset[EndReason] = frozenset({"no_progress", "out_of_attempts"})
 """Ends of an attempt that was not allowed to begin, or to be followed by another."""
 
+STARTS_AGAIN = "Slurm starts the job again"
+"""What ``close_attempt`` notes of a job that Slurm has put into its queue again."""
+GOES_ON = "goes on from step"
+"""What a chain notes, first words."""
+_FOLLOWED_BY_SLURM: frozenset[EndReason] = frozenset({"preempted", "node_failure", "requeued"})
+
 
 @dataclass(frozen=True)
 class Start:
@@ -75,6 +81,13 @@ def refusal_of(start: Start, attempts: Sequence[AttemptRecord]) -> Refusal | Non
     if len(fruitless) >= MAX_WITHOUT_PROGRESS:
         return Refusal(no_progress_message(fruitless, start.newest_step), 1, "no_progress")
     return None
+
+
+def may_start_again(attempt: AttemptRecord) -> bool:
+    """Whether a job waits to go on after this attempt, as far as its own record tells."""
+    if attempt.continuation:
+        return attempt.continuation.startswith((STARTS_AGAIN, GOES_ON))
+    return attempt.end_reason in _FOLLOWED_BY_SLURM
 
 
 def own_attempts(attempts: Sequence[AttemptRecord], first_attempt: int) -> list[AttemptRecord]:

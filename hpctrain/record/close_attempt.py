@@ -13,16 +13,16 @@ import time
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError, LaunchError, RecordError
+from hpctrain.plan.own_variables import BATCH_SIGNAL_VARIABLE
+from hpctrain.record.attempt_rules import STARTS_AGAIN
 from hpctrain.record.end_evidence import EndEvidence, end_evidence
 from hpctrain.record.files import open_regular, read_record, write_record
 from hpctrain.record.identity import attempt_number, job_id_of
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import attempt_numbers, with_failure
 from hpctrain.record.schema import SCHEMA_VERSION, AttemptRecord, EndReason
-from hpctrain.record.slurm_job import failed_nodes, job_facts
+from hpctrain.record.slurm_job import job_facts, nodes_down_since
 
-BATCH_SIGNAL_VARIABLE = "HPCTRAIN_BATCH_SIGNAL"
-"""Set by the batch script when it got SIGTERM."""
 _SIGNAL_BASE = 128
 _SIGKILL, _SIGTERM = 9, 15
 _MAX_LOG_BYTES = 4 << 20
@@ -106,8 +106,8 @@ def _of_failure(started: AttemptRecord, failure: AttemptRecord, ending: Ending) 
     if failure.end_reason == "signal":
         if evidence is not None and evidence.reason in _BY_SLURM:
             return _explained(final, evidence)
-        if ending.batch_got_term is False:
-            # Cancellation and preemption reach the batch script too; the warning before the time limit does not.
+        if ending.batch_got_term is False and "SIGTERM" not in failure.message:
+            # Cancellation and preemption reach the batch script too; the warning before the time limit (USR1) does not.
             return dataclasses.replace(final, end_reason="time_limit")
     if failure.end_reason == "killed" and evidence is not None:
         return _explained(final, evidence)
@@ -173,7 +173,7 @@ def _asked_slurm(final: AttemptRecord) -> AttemptRecord:
     if final.end_reason != "node_failure" or final.failed_node or not nodelist:
         return final
     try:
-        failed = failed_nodes([nodelist], final.started_at_s)
+        failed = nodes_down_since([nodelist], final.started_at_s)
     except LaunchError as error:
         return dataclasses.replace(final, message=f"{final.message}; which one is not known ({error})")
     return dataclasses.replace(final, failed_node=",".join(failed) or None)
@@ -186,7 +186,7 @@ def _restart_told(job_id: str, restarts_before: int) -> str:
     except LaunchError as error:
         return f"whether Slurm starts it again is not known ({error})"
     if facts is not None and facts.restarts > restarts_before:
-        return "Slurm starts the job again"
+        return STARTS_AGAIN
     return (
         "Slurm does not start it again (cluster.requeue, the partition's PreemptMode and JobRequeue decide); resume RUN"
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import hpctrain
@@ -19,11 +20,22 @@ def package_folder() -> Path:
 
 def job_sources(package: Path) -> dict[str, bytes]:
     """The content of every Python file that a job may import, by its path inside the package."""
-    found = {}
-    for path in sorted(package.rglob("*.py")):
-        name = path.relative_to(package)
-        if name.parts[0] not in _NOT_IN_JOBS:
-            found[name.as_posix()] = path.read_bytes()
+    names = [name for name in files_below(package, _NOT_IN_JOBS) if name.endswith(".py")]
+    return {name: (package / name).read_bytes() for name in sorted(names)}
+
+
+def files_below(folder: Path, left_out: Collection[str] = ()) -> list[str]:
+    """Paths of all regular files below ``folder``, relative to it, but for those in its own folders ``left_out``.
+
+    As texts, since every submission looks at some hundred files twice.
+    """
+    found = []
+    for parent, folders, files in os.walk(folder):
+        below = os.path.relpath(parent, folder)
+        prefix = "" if below == "." else f"{below}/"
+        if not prefix:
+            folders[:] = [name for name in folders if name not in left_out]
+        found += [f"{prefix}{name}" for name in files if os.path.isfile(f"{parent}/{name}")]
     return found
 
 

@@ -48,15 +48,30 @@ def write_text(path: Path, text: str) -> None:
     replace_file(path, text.encode())
 
 
+def json_text(value: Any) -> str:
+    """The value as indented JSON in UTF-8; bytes of a name or variable that are none stay escapes.
+
+    >>> json_text(["é", os.fsdecode(b"caf\\xe9")])
+    '[\\n  "é",\\n  "caf\\\\udce9"\\n]\\n'
+    """
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replaces ``path`` by the value, see ``json_text``."""
+    write_text(path, json_text(value))
+
+
 def write_record(path: Path, record: Any) -> None:
-    """Replaces ``path`` by the record (a dataclass instance) as indented JSON."""
-    write_text(path, json.dumps(dataclasses.asdict(record), indent=2) + "\n")
+    """Replaces ``path`` by the record, a dataclass instance."""
+    write_json(path, dataclasses.asdict(record))
 
 
 def create_record(path: Path, record: Any) -> bool:
     """Creates ``path`` with the record; False if it was there already (somebody else was first)."""
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(dataclasses.asdict(record), indent=2) + "\n", encoding="utf-8")
+    temporary.write_text(json_text(dataclasses.asdict(record)), encoding="utf-8")
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -158,15 +173,23 @@ def read_record(path: Path, record_type: type[T]) -> T:
     Raises:
         RecordError: the file is missing or no regular file, no JSON, of another schema version, or lacks a field.
     """
+    return parse_record(checked_json(path), record_type, str(path))
+
+
+def checked_json(path: Path) -> Any:
+    """As ``read_json``, with the path in the error.
+
+    Raises:
+        RecordError: the file is missing, cannot be read, or is no JSON.
+    """
     try:
-        raw = read_json(path)
+        return read_json(path)
     except FileNotFoundError as error:
         raise RecordError(f"{path}: no such file; is its folder a run folder of hpctrain?") from error
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{path}: {error}") from error
-    return parse_record(raw, record_type, str(path))
 
 
 _adapters: dict[type[Any], TypeAdapter[Any]] = {}

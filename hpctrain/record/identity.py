@@ -1,14 +1,11 @@
-"""Which job and which start of the run a process belongs to, from its variables."""
+"""Which job, which start of the run and which node a process belongs to, from its variables."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
-ATTEMPT_VARIABLE = "HPCTRAIN_ATTEMPT"
-DATA_PATH_VARIABLE = "HPCTRAIN_DATA_PATH"
-"""Where this process sees the text of ``data.path``, if not there; set by ``launch.azureml_entry``."""
-FIRST_ATTEMPT_VARIABLE = "HPCTRAIN_FIRST_ATTEMPT"
-"""In the script of a resumed run: number of the first start that its submission makes."""
+from hpctrain.plan.own_variables import ATTEMPT_VARIABLE, FIRST_ATTEMPT_VARIABLE
 
 
 def attempt_number(environment: Mapping[str, str]) -> int:
@@ -18,6 +15,24 @@ def attempt_number(environment: Mapping[str, str]) -> int:
     (3, 1)
     """
     return int(environment.get(ATTEMPT_VARIABLE) or 1)
+
+
+def first_attempt_number(environment: Mapping[str, str]) -> int:
+    """Number of the first start that this process's submission makes.
+
+    >>> first_attempt_number({"HPCTRAIN_FIRST_ATTEMPT": "4"}), first_attempt_number({})
+    (4, 1)
+    """
+    return int(environment.get(FIRST_ATTEMPT_VARIABLE) or 1)
+
+
+def node_name(environment: Mapping[str, str]) -> str:
+    """Slurm's name of this node, else the host's.
+
+    >>> node_name({"SLURMD_NODENAME": "gpu-7"})
+    'gpu-7'
+    """
+    return environment.get("SLURMD_NODENAME") or os.uname().nodename
 
 
 def job_id_of(environment: Mapping[str, str]) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 from hpctrain.errors import RecordError
-from hpctrain.record.files import read_json, write_text
+from hpctrain.record.files import checked_json, write_json
 from hpctrain.record.paths import RunPaths
 
 
@@ -20,7 +19,7 @@ def note_log_sizes(run: RunPaths, attempt: int) -> None:
         return
     with os.scandir(run.logs) as entries:
         sizes = {entry.name: entry.stat().st_size for entry in entries if entry.name.endswith(".log")}
-    write_text(run.log_sizes(attempt), json.dumps(sizes) + "\n")
+    write_json(run.log_sizes(attempt), sizes)
 
 
 def log_sizes(run: RunPaths, attempt: int) -> dict[str, int] | None:
@@ -30,12 +29,9 @@ def log_sizes(run: RunPaths, attempt: int) -> dict[str, int] | None:
         RecordError: the note is damaged.
     """
     path = run.log_sizes(attempt)
-    try:
-        raw = read_json(path)
-    except FileNotFoundError:
+    if not path.exists():
         return {} if attempt == 1 else None
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecordError(f"{path}: {error}") from error
+    raw = checked_json(path)
     if not isinstance(raw, dict) or not all(type(size) is int and size >= 0 for size in raw.values()):
         raise RecordError(f"{path}: must hold a size for each log")
     return raw

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -20,12 +19,12 @@ from hpctrain.record.checkpoints import complete_checkpoints
 from hpctrain.record.close_attempt import Ending, close_attempt, slurm_evidence, unclosed_attempts
 from hpctrain.record.end_evidence import EndEvidence
 from hpctrain.record.files import create_record, read_record
-from hpctrain.record.identity import FIRST_ATTEMPT_VARIABLE, job_id_of
+from hpctrain.record.identity import first_attempt_number, job_id_of, node_name
 from hpctrain.record.log_sizes import note_log_sizes
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import attempt_numbers, read_config, read_each_attempt
 from hpctrain.record.schema import SCHEMA_VERSION, AttemptRecord
-from hpctrain.record.slurm_job import failed_nodes, job_facts
+from hpctrain.record.slurm_job import job_facts, nodes_down_since
 
 _ASK_PAUSES_S = (2.0, 5.0, 10.0, 20.0)
 
@@ -110,7 +109,7 @@ def _node_evidence(attempt: AttemptRecord) -> EndEvidence | None:
     if not attempt.job_id or not attempt.host:
         return None
     try:
-        failed = failed_nodes(nodes, attempt.started_at_s)
+        failed = nodes_down_since(nodes, attempt.started_at_s)
     except LaunchError as error:
         print(f"hpctrain: which node of attempt {attempt.attempt} failed is not known: {error}", file=sys.stderr)
         return None
@@ -163,13 +162,12 @@ def main() -> None:
         launch = read_config(run).launch
         start = Start(
             job_id=job_id,
-            first_attempt=int(os.environ.get(FIRST_ATTEMPT_VARIABLE) or 1),
+            first_attempt=first_attempt_number(os.environ),
             newest_step=newest_step(run),
             max_attempts=launch.max_attempts,
             is_chained=launch.chain == "dependency",
         )
-        host = os.environ.get("SLURMD_NODENAME") or platform.node()
-        opened = open_attempt(run, start, host, time.time(), job_is_alive)
+        opened = open_attempt(run, start, node_name(os.environ), time.time(), job_is_alive)
     except (HpctrainError, OSError) as error:
         print(f"hpctrain: not started: {error}", file=sys.stderr)
         sys.exit(LaunchError.exit_code)

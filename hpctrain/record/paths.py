@@ -6,6 +6,8 @@ import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
+SWEEP_MANIFEST = "sweep.json"
+"""In the folder of a sweep, whose points are run folders in it."""
 SNAPSHOTS = ".code"
 """In the folder that holds the runs: copies of the code that they run, see ``launch.snapshot``."""
 
@@ -15,6 +17,11 @@ class RunPaths:
     """The run folder: the only thing that launch, worker and analysis share."""
 
     root: Path
+
+    @property
+    def sweep_manifest(self) -> Path:
+        """There if the run is a point of a sweep."""
+        return self.root.parent / SWEEP_MANIFEST
 
     @property
     def config(self) -> Path:
@@ -128,6 +135,15 @@ class RunPaths:
     def batch_log(self) -> Path:
         """Output of the batch script of all attempts, with what Slurm says of the job's end."""
         return self.logs / "batch.log"
+
+    @property
+    def controller_log(self) -> Path:
+        """Output of the controller of a local run."""
+        return self.logs / "controller.log"
+
+    def hang_word(self, attempt: int, rank: int) -> Path:
+        """Where a rank stood when no step ended for too long; there until rank 0 has read it."""
+        return self.logs / f"hang-{attempt}-{rank}.json"
 
     @property
     def submitit(self) -> Path:

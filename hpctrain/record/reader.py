@@ -202,6 +202,12 @@ def read_node_samples(path: Path) -> tuple[list[NodeSample], int]:
     return samples, damaged_lines
 
 
+def runs_folder(run: RunPaths) -> Path:
+    """The folder that holds the runs: above a sweep's folder, if the run is a point of one."""
+    parent = run.root.parent
+    return parent.parent if run.sweep_manifest.exists() else parent
+
+
 def search_runs(root: Path) -> tuple[list[RunPaths], list[str]]:
     """All run folders at ``root`` or below it, oldest first by the time in their names, and a text for each folder not opened.
 

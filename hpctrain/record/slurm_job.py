@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpctrain.errors import LaunchError
+from hpctrain.record.slurm_command import ask_slurm
 
 _TIMEOUT_S = 20
 _HOLDS_NODES = frozenset("RUNNING COMPLETING SUSPENDED STOPPED CONFIGURING RESIZING SIGNALING STAGE_OUT".split())
@@ -33,40 +33,28 @@ def job_facts(job_id: str) -> JobFacts | None:
     Raises:
         LaunchError: Slurm could not be asked.
     """
-    answer = _scontrol(["show", "job", job_id])
-    if answer.returncode != 0:
-        if "Invalid job id" in answer.stderr:
-            return None
-        raise LaunchError(f"scontrol: {answer.stderr.strip() or f'exit code {answer.returncode}'}")
-    return parse_job(answer.stdout)
+    text, trouble = _scontrol(["show", "job", job_id])
+    if "Invalid job id" in trouble:
+        return None
+    if trouble:
+        raise LaunchError(trouble)
+    return parse_job(text)
 
 
-def failed_nodes(nodes: Sequence[str], since_s: float) -> list[str]:
+def nodes_down_since(nodes: Sequence[str], since_s: float) -> list[str]:
     """Those of the nodes that Slurm calls down, or that were started again since ``since_s`` (Unix time).
 
     Raises:
         LaunchError: Slurm could not be asked.
     """
-    answer = _scontrol(["show", "node", ",".join(nodes)])
-    if answer.returncode != 0:
-        raise LaunchError(f"scontrol: {answer.stderr.strip() or f'exit code {answer.returncode}'}")
-    return parse_failed_nodes(answer.stdout, since_s)
+    text, trouble = _scontrol(["show", "node", ",".join(nodes)])
+    if trouble:
+        raise LaunchError(trouble)
+    return parse_nodes_down_since(text, since_s)
 
 
-def _scontrol(words: list[str]) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            ["scontrol", "-o", *words],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=_TIMEOUT_S,
-        )
-    except FileNotFoundError:
-        raise LaunchError("there is no scontrol on this node's PATH") from None
-    except subprocess.TimeoutExpired:
-        raise LaunchError(f"scontrol gave no answer in {_TIMEOUT_S} s") from None
+def _scontrol(words: list[str]) -> tuple[str, str]:
+    return ask_slurm(["scontrol", "-o", *words], _TIMEOUT_S)
 
 
 def parse_job(text: str) -> JobFacts | None:
@@ -83,10 +71,10 @@ def parse_job(text: str) -> JobFacts | None:
     return JobFacts(state[1] if state else "", int(restarts[1]) if restarts else 0)
 
 
-def parse_failed_nodes(text: str, since_s: float) -> list[str]:
-    """Names in ``scontrol -o show node`` whose state is down, or whose machine or slurmd was started after ``since_s``.
+def parse_nodes_down_since(text: str, since_s: float) -> list[str]:
+    r"""Names in ``scontrol -o show node`` whose state is down, or whose machine or slurmd was started after ``since_s``.
 
-    >>> parse_failed_nodes("NodeName=n1 State=DOWN*+DRAIN BootTime=None\nNodeName=n2 State=IDLE", 0.0)
+    >>> parse_nodes_down_since("NodeName=n1 State=DOWN*+DRAIN BootTime=None\nNodeName=n2 State=IDLE", 0.0)
     ['n1']
     """
     names = []

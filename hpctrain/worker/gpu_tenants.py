@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hpctrain.plan.own_variables import RUN_VARIABLE
 from hpctrain.units import gib
-from hpctrain.worker.rank_guard import RUN_VARIABLE
 
 _SMALL_BYTES = 2**30
 """What a GPU without any process may hold for its driver. A choice, above the reserve of today's GPUs (0.5 to 0.7 GiB)."""

@@ -1,4 +1,4 @@
-"""Where rank 0 listens, looked at before the ranks meet. Free of torch."""
+"""Where rank 0 listens: the address looked at before the ranks meet, and the port. Free of torch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,18 @@ def check_address(rank_env: RankEnv) -> None:
         ) from error
 
 
-def check_port_is_free(rank_env: RankEnv) -> None:
-    """Raises RankEnvironmentError if rank 0 cannot listen on MASTER_PORT."""
+def listen(rank_env: RankEnv) -> socket.socket:
+    """Rank 0's socket at MASTER_PORT, on all addresses of its node.
+
+    Raises:
+        RankEnvironmentError: the port is taken.
+    """
     has_ipv6 = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if has_ipv6 else socket.AF_INET
     try:
-        socket.create_server(("", rank_env.master_port), family=family, dualstack_ipv6=has_ipv6).close()
+        return socket.create_server(
+            ("", rank_env.master_port), family=family, dualstack_ipv6=has_ipv6, backlog=socket.SOMAXCONN
+        )
     except OSError as error:
         raise RankEnvironmentError(
             f"MASTER_PORT={rank_env.master_port} (from {rank_env.master_port_source}): rank 0 cannot listen on it on node"

@@ -16,7 +16,7 @@ from pathlib import Path
 from hpctrain.config.schema import Config
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.paths import RunPaths
-from hpctrain.units import gib
+from hpctrain.units import gib, number_ranges
 from hpctrain.worker.end_reasons import RankEnvironmentError
 from hpctrain.worker.gpu_tenants import foreign_tenants
 from hpctrain.worker.rank_env import RankEnv
@@ -39,7 +39,7 @@ def check_node(paths: RunPaths, config: Config, plan: RunPlan, env: RankEnv) -> 
     check_interfaces(env)
     warnings = cpu_warnings(sorted(os.sched_getaffinity(0)), plan.slurm.cpus_per_task, env)
     if env.rank == 0:
-        print(f"hpctrain: rank 0 may run on CPUs {_ranges(sorted(os.sched_getaffinity(0)))}", flush=True)
+        print(f"hpctrain: rank 0 may run on CPUs {number_ranges(sorted(os.sched_getaffinity(0)))}", flush=True)
         warnings += _disk_warnings(paths.root)
     if env.local_rank == 0:
         locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -67,7 +67,7 @@ def cpu_warnings(affinity: Sequence[int], cpus_per_task: int | None, env: RankEn
     if cpus_per_task is None or len(affinity) >= cpus_per_task:
         return []
     return [
-        f"rank {env.rank} on node {env.node_name} may run on {len(affinity)} CPUs ({_ranges(affinity)}), the plan has"
+        f"rank {env.rank} on node {env.node_name} may run on {len(affinity)} CPUs ({number_ranges(affinity)}), the plan has"
         f" cpus_per_task={cpus_per_task}: data loading and an offloaded optimizer will be slow"
     ]
 
@@ -108,14 +108,3 @@ def _disk_warnings(root: Path) -> list[str]:
     if files.f_files and files.f_favail < _SMALL_DISK_FILES:
         warnings.append(f"{root}: its file system has room for {files.f_favail} more files")
     return warnings
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Sorted numbers as ``0-3,8``."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)

@@ -22,6 +22,8 @@ from hpctrain.worker.wire import Inbox, Peer
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _CONNECT_TIMEOUT_S = 5.0
+_GRACE_S = 10.0
+"""The rank that speaks for the node gives up first: it knows whom it could not reach."""
 
 
 def take_part(meeting: Meeting, own: dict[str, Any], node_facts: Callable[[], dict[str, Any]]) -> None:
@@ -89,8 +91,9 @@ def _listen_to_speaker(speaker: Peer, own: dict[str, Any], meeting: Meeting) -> 
     inbox = Inbox(None)
     inbox.add(speaker)
     speaker.send(**own)
+    deadline = meeting.deadline + _GRACE_S
     while True:
-        for _, message in inbox.wait(meeting.deadline):
+        for _, message in inbox.wait(deadline):
             if message["do"] == "leave":
                 return
             speaker.send(ready=message["barrier"])
@@ -100,7 +103,7 @@ def _listen_to_speaker(speaker: Peer, own: dict[str, Any], meeting: Meeting) -> 
             raise SystemExit(EXIT_CODES["signal"])
         if speaker.lost:
             raise LostRankError("the rank that speaks for this node went away during the launch check")
-        if meeting.is_late:
+        if time.monotonic() > deadline:
             raise LostRankError("rank 0 did not let this rank go in time (training.start_timeout_min); see its log")
 
 

@@ -6,11 +6,10 @@ import os
 import time
 
 from hpctrain.record.files import create_record
-from hpctrain.record.identity import attempt_number, job_id_of
+from hpctrain.record.identity import attempt_number, job_id_of, node_name
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.schema import SCHEMA_VERSION, AttemptRecord
 from hpctrain.worker.end_reasons import EXIT_CODES, HangError, end_reason_of, failure_message
-from hpctrain.worker.run_view import node_name
 
 
 def record_failure(paths: RunPaths, error: BaseException, started_at_s: float) -> int:
@@ -49,4 +48,4 @@ def _place_of(error: BaseException) -> tuple[int | None, str | None]:
         return error.rank, error.node
     # The failure may be that RANK could not be computed.
     rank = os.environ.get("SUBMITIT_LOCAL_GLOBALID") or os.environ.get("SLURM_PROCID") or os.environ.get("RANK")
-    return int(rank) if rank and rank.isdigit() else None, node_name()
+    return int(rank) if rank and rank.isdigit() else None, node_name(os.environ)

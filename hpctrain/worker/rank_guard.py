@@ -17,12 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from hpctrain.plan.own_variables import RANK_PROCESS_VARIABLE, RUN_VARIABLE
 from hpctrain.worker.linux import adopt_orphans, descendants, parent_of, signal_at_parents_death, start_of
-
-RUN_VARIABLE = "HPCTRAIN_RUN"
-"""In the environment of every process below a rank: which run it belongs to."""
-RANK_PROCESS_VARIABLE = "HPCTRAIN_RANK_PROCESS"
-"""In the same environments: process id and start of the rank."""
 
 _DEATH_SIGNAL = signal.SIGRTMIN + 1
 """None that Slurm or a user sends to all processes of a step."""

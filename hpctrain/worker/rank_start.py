@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import hpctrain
 from hpctrain.config.schema import Config
 from hpctrain.plan.job_variables import rank_environment
+from hpctrain.plan.own_variables import DATA_PATH_VARIABLE
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.files import write_record
-from hpctrain.record.identity import DATA_PATH_VARIABLE
 from hpctrain.record.open_attempt import with_opening
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_config, read_plan

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hpctrain.worker.end_reasons import LostRankError, RankEnvironmentError
-from hpctrain.worker.master_address import check_port_is_free
+from hpctrain.worker.master_address import listen
 from hpctrain.worker.rank_env import RankEnv
 from hpctrain.worker.stop_signal import StopSignal
 
@@ -40,7 +40,7 @@ def meet(rank_env: RankEnv, timeout_s: float, failure: Path, stop: StopSignal) -
     # Rank 0 gives up first: it holds the store that says who is missing.
     deadline = time.monotonic() + timeout_s + (0.0 if rank_env.rank == 0 else _GRACE_S)
     if rank_env.rank == 0:
-        check_port_is_free(rank_env)
+        listen(rank_env).close()  # torch would say less of a port that is taken
     else:
         _wait_for_listener(rank_env, deadline, failure, stop)
     store = TCPStore(

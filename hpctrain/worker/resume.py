@@ -60,7 +60,7 @@ def load_newest(engine: Any, rank: Rank, corpus_digest: str, files: RankFiles) -
 
 def check_room(rank: Rank) -> None:
     """Raises CheckpointError on rank 0 where there is no room for the run's checkpoints."""
-    if rank.env.rank != 0:
+    if rank.env.rank != 0 or not rank.config.training.check_checkpoint_room:
         return
     complete = read_checkpoints(rank.paths).complete
     after_step = complete[-1].step if complete else 0

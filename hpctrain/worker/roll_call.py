@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpctrain.worker.end_reasons import LostRankError, RankEnvironmentError
+from hpctrain.worker.master_address import listen
 from hpctrain.worker.meeting import Meeting
 from hpctrain.worker.rank_env import STEP_NODELIST, RankEnv
 from hpctrain.worker.wire import Inbox, Peer
@@ -45,7 +45,7 @@ class RollCall:
         """
         self._meeting = meeting
         self._env = meeting.env
-        self._inbox = Inbox(_listen(meeting.env))
+        self._inbox = Inbox(listen(meeting.env))
         self._speakers: dict[Peer, Seat] = {}
         self._looked_at = time.monotonic()
         self.seats: dict[int, Seat] = {}
@@ -190,17 +190,3 @@ def _node_name(node_rank: int) -> str:
 
 def _named(items: list[Any]) -> str:
     return ", ".join(map(str, items[:_NUM_NAMED])) + (f", ... {len(items)} in all" if len(items) > _NUM_NAMED else "")
-
-
-def _listen(env: RankEnv) -> socket.socket:
-    has_ipv6 = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if has_ipv6 else socket.AF_INET
-    try:
-        return socket.create_server(
-            ("", env.master_port), family=family, dualstack_ipv6=has_ipv6, backlog=socket.SOMAXCONN
-        )
-    except OSError as error:
-        raise RankEnvironmentError(
-            f"MASTER_PORT={env.master_port} (from {env.master_port_source}): rank 0 cannot listen on it on node"
-            f" {env.node_name} ({error}); set env.MASTER_PORT to a free port"
-        ) from error

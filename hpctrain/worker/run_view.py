@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from hpctrain.record.code_version import changed_sources, package_folder, source_digests
+from hpctrain.record.identity import node_name
 from hpctrain.record.paths import RunPaths
 from hpctrain.worker.end_reasons import RankEnvironmentError
 
@@ -29,7 +29,7 @@ def wait_for_run_folder(paths: RunPaths, wait_s: float = _WAIT_S) -> None:
     while not paths.token.exists():
         if time.monotonic() - started > wait_s:
             raise RankEnvironmentError(
-                f"run.root: node {node_name()} does not see {paths.token}, which was written at submission, within"
+                f"run.root: node {node_name(os.environ)} does not see {paths.token}, which was written at submission, within"
                 f" {wait_s:g} s: the folder is not on a file system that this node shares, or was removed; set run.root=FOLDER"
                 " to one that all nodes see"
             )
@@ -38,12 +38,7 @@ def wait_for_run_folder(paths: RunPaths, wait_s: float = _WAIT_S) -> None:
         time.sleep(_PAUSE_S)
     waited_s = time.monotonic() - started
     if waited_s > _PAUSE_S:
-        print(f"hpctrain: node {node_name()} saw {paths.root} after {waited_s:.0f} s", flush=True)
-
-
-def node_name() -> str:
-    """Slurm's name of this node, else the host's."""
-    return os.environ.get("SLURMD_NODENAME") or platform.node()
+        print(f"hpctrain: node {node_name(os.environ)} saw {paths.root} after {waited_s:.0f} s", flush=True)
 
 
 def _list(folder: Path) -> None:

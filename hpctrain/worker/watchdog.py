@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from traceback import extract_stack
 from types import TracebackType
 from typing import NoReturn, Protocol, Self
@@ -41,7 +40,7 @@ class Steps(Protocol):
 
 @dataclass(frozen=True)
 class HangWord:
-    """Where a rank stands: ``logs/hang-<attempt>-<rank>.json``, there until rank 0 has read it."""
+    """Where a rank stands, see ``RunPaths.hang_word``."""
 
     rank: int
     node: str
@@ -56,7 +55,7 @@ Leave = Callable[[BaseException], NoReturn]
 
 
 def watch_steps(rank: Rank, steps: Steps, leave: Leave) -> AbstractContextManager[object]:
-    """The watchdog that ``launch.watchdog_min`` asks for; None: none."""
+    """The watchdog that ``launch.watchdog_min`` asks for; where it asks for none, what does nothing."""
     minutes = rank.config.launch.watchdog_min
     return nullcontext() if minutes is None else Watchdog(rank, steps, 60.0 * minutes, leave)
 
@@ -112,7 +111,7 @@ class Watchdog:
         env = self._rank.env
         word = HangWord(env.rank, env.node_name, *_place(self._main))
         with suppress(OSError):  # the device may be what hangs or is full
-            write_record(self._word_path(env.rank), word)
+            write_record(self._rank.paths.hang_word(env.attempt, env.rank), word)
         if env.rank == 0:
             time.sleep(_GATHER_S)
             self._leave(hang_error(self._silence_s, step, env.world_size, self._words()))
@@ -120,16 +119,13 @@ class Watchdog:
         self._leave(HangError(f"no step for {self._silence_s:g} s after step {step}; rank 0 said nothing", env.rank))
 
     def _words(self) -> dict[int, HangWord]:
-        words = {}
-        for rank in range(self._rank.env.world_size):
-            path = self._word_path(rank)
+        words, env = {}, self._rank.env
+        for rank in range(env.world_size):
+            path = self._rank.paths.hang_word(env.attempt, rank)
             with suppress(OSError, ValueError, TypeError):
                 words[rank] = HangWord(**read_json(path))
                 path.unlink()
         return words
-
-    def _word_path(self, rank: int) -> Path:
-        return self._rank.paths.logs / f"hang-{self._rank.env.attempt}-{rank}.json"
 
 
 def hang_error(silence_s: float, step: int, world_size: int, words: Mapping[int, HangWord]) -> HangError:

@@ -161,7 +161,7 @@ def test_sbatch_variables_of_the_shell_become_defaults_that_are_told() -> None:
     assert "the shell's SBATCH_EXPORT, SBATCH_PARTITION, SBATCH_QOS: not used" in told
     assert "SBATCH_CPU_BIND" not in told
     local = point_of("cluster=local")
-    assert as_submitted_here(local, shell) == local
+    assert as_submitted_here(local, shell).config.cluster == local.config.cluster
 
 
 def test_setup_lines_must_be_whole_commands() -> None:

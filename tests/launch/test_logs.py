@@ -83,6 +83,13 @@ def test_of_a_failed_run_the_rank_that_failed_first(tmp_path: Path) -> None:
     assert shown(run) == "3\n"
 
 
+def test_a_damaged_record_does_not_keep_the_logs(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    run.attempt(1).write_text("{", encoding="utf-8")
+    before = shown(run)
+    assert before
+    assert "1.json" in capsys.readouterr().err
+
+
 def test_of_a_run_that_never_started_the_batch_log(tmp_path: Path) -> None:
     ended = {"state": "failed", "end_reason": "launch_failed", "exit_code": 127, "message": "cluster.setup"}
     run = submitted_run(tmp_path / "run", "7", [Attempt([], end=ended)])

@@ -9,6 +9,7 @@ import pytest
 
 from hpctrain.launch.run_state import Evidence, judge
 from hpctrain.launch.slurm_states import SlurmState
+from hpctrain.record.attempt_rules import STARTS_AGAIN
 from hpctrain.record.schema import SCHEMA_VERSION, AttemptRecord, CancelRecord
 
 NOW_S = 10_000.0
@@ -29,6 +30,7 @@ def evidence(*attempts: AttemptRecord, slurm: SlurmState | None = None, **fields
 
 COMPLETED = attempt(1, "completed", end_reason="completed", exit_code=0)
 FAILED = attempt(1, "failed", end_reason="bad_data", exit_code=13, message="too short", failed_rank=2, failed_node="n3")
+GOES_ON = attempt(1, "failed", end_reason="node_failure", message="n3", continuation=STARTS_AGAIN)
 KILLED = attempt(1, "failed", end_reason="killed", exit_code=137, message="killed (9)")
 
 
@@ -38,6 +40,14 @@ KILLED = attempt(1, "failed", end_reason="killed", exit_code=137, message="kille
         pytest.param(evidence(COMPLETED, slurm=told("RUNNING")), "COMPLETED", "", id="marker-before-squeue"),
         pytest.param(evidence(FAILED), "FAILED", "bad_data (exit code 13, rank 2 on n3): too short", id="marker"),
         pytest.param(evidence(FAILED, slurm=told("RUNNING", source="sacct")), "FAILED", "bad_data", id="sacct-lags"),
+        pytest.param(evidence(GOES_ON), "NODE_FAIL", "node_failure", id="not-started-again"),
+        pytest.param(
+            evidence(GOES_ON, is_stale=True),
+            "PENDING",
+            "waiting for attempt 2, by its own record: node_failure: n3; Slurm starts the job again",
+            id="starts-again-and-the-controller-is-away",
+        ),
+        pytest.param(evidence(KILLED, is_stale=True), "FAILED", "killed", id="over-and-the-controller-is-away"),
         pytest.param(evidence(KILLED, slurm=told("OUT_OF_MEMORY")), "OUT_OF_MEMORY", "killed", id="oom"),
         pytest.param(evidence(KILLED, slurm=told("TIMEOUT", source="sacct")), "TIMEOUT", "killed", id="timeout"),
         pytest.param(
@@ -54,7 +64,7 @@ KILLED = attempt(1, "failed", end_reason="killed", exit_code=137, message="kille
         pytest.param(
             evidence(KILLED, slurm=told("PENDING", "BeginTime")),
             "PENDING",
-            "waiting for attempt 2; BeginTime: Slurm lets a requeued job wait a while; attempt 1 ended: killed",
+            "attempt 2; BeginTime: it may not start before its time; a requeued job waits a while; attempt 1 ended: killed",
             id="requeued",
         ),
         pytest.param(
@@ -110,6 +120,12 @@ KILLED = attempt(1, "failed", end_reason="killed", exit_code=137, message="kille
         ),
         pytest.param(
             evidence(slurm=told("CANCELLED", "by 1000", "sacct")), "CANCELLED", "sacct says CANCELLED: by 1000", id="by"
+        ),
+        pytest.param(
+            evidence(slurm=told("CANCELLED", "JobHeldUser")),
+            "CANCELLED",
+            "CANCELLED before it started;",
+            id="never-began",
         ),
         pytest.param(evidence(submitted_at_s=NOW_S - 5), "SUBMITTED", "waiting to be seen by Slurm", id="fresh"),
         pytest.param(evidence(submitted_at_s=NOW_S - 61), "UNKNOWN", "no longer knows job 7", id="forgotten"),

@@ -188,3 +188,6 @@ def test_points_without_a_job_are_told(tmp_path: Path, capsys: pytest.CaptureFix
     (sweep / "sweep.json").write_text("{", encoding="utf-8")
     run_command(["status", str(tmp_path)])
     assert "sweep sweep-1: 1 done; " in capsys.readouterr().out
+    (tmp_path / "loop").symlink_to("loop")
+    run_command(["status", str(tmp_path)])
+    assert "sweep sweep-1: 1 done; " in capsys.readouterr().out

@@ -94,6 +94,31 @@ def test_what_reaches_the_job_by_its_environment_alone_has_a_job_of_its_own(slur
     )
 
 
+MODEL_CASE = ("-m", "model=175b", "nodes=16,32,64,128", "training.micro_batch_size=4,8,16")
+
+
+def test_points_that_do_not_fit_are_left_out_and_the_others_submitted(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*MODEL_CASE, f"run.root={slurm.root}"]) == 3
+    told = capsys.readouterr()
+    rows = [line.split() for line in told.out.splitlines() if line.startswith("nodes=")]
+    assert [row[2] for row in rows] == ["submitted"] * 8 + ["does"] * 4
+    assert all("training.micro_batch_size=16 does not fit" in " ".join(row) for row in rows[8:])
+    assert "8 of 12 points submitted, as 4 jobs" in told.out
+    assert slurm.num_calls == 4
+    assert len(manifest_of(slurm)["left_out"]) == 4
+    # The file system here has no room for checkpoints of 175B, which the preset would make.
+    assert "warning: checkpoints will fail, which costs them and not the run" in told.err
+
+
+def test_a_sweep_of_which_nothing_fits_is_refused(slurm: FakeSlurm) -> None:
+    with pytest.raises(ConfigError, match="2 of 2 points are wrong; nothing was submitted") as caught:
+        run(["-m", "model=175b", "nodes=1,2", f"run.root={slurm.root}"])
+    assert caught.value.exit_code == 3
+    assert slurm.num_calls == 0
+
+
 def test_a_sweep_with_bad_points_submits_nothing_and_shows_all(slurm: FakeSlurm) -> None:
     words = [*WORDS, "hardware.gpus_per_node=1", "training.micro_batch_size=1", "training.global_batch_size=8"]
     with pytest.raises(ConfigError, match="2 of 4 points are wrong; nothing was submitted") as caught:

@@ -61,7 +61,6 @@ def room(free: int, num_there: int = 0, after_step: int = 0, **training: Any) ->
         (1, 0, 0, {"checkpoint_at_end": True}, False),
         (2, 2, 10, {"checkpoint_interval": 5}, True),  # two are there already
         (1, 2, 10, {"checkpoint_interval": 5}, False),
-        (0, 0, 0, {"checkpoint_interval": 5, "check_checkpoint_room": False}, True),
     ],
 )
 def test_the_room_for_what_is_kept_and_the_next(

@@ -61,7 +61,11 @@ def site(**limits: int) -> Site:
     return Site(
         max_array_size=limits.get("max_array_size"),
         enforce=frozenset({"limits"}),
-        partitions={"gpu": Partition("gpu", is_default=True), "shared": Partition("shared", qos="part")},
+        partitions={
+            "gpu": Partition("gpu", is_default=True),
+            "small": Partition("small"),
+            "shared": Partition("shared", qos="part"),
+        },
         accounting=Accounting("physics", associations, {}, qos),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -106,6 +107,13 @@ def test_what_is_behind_a_ranks_record(
     final = closed(run, 16, **known)
     assert (final.state, final.end_reason, final.failed_node, final.message) == ("failed", reason, node, message)
     assert (final.ended_at_s, final.world_size) == (150.0, 2)
+
+
+def test_a_term_to_the_ranks_alone_is_no_time_limit(run: RunPaths) -> None:
+    """Their launcher (slurmstepd) was killed, or ``scancel --signal=TERM`` was for them."""
+    write_record(run.attempt(1), attempt(**MET))
+    write_record(run.failure(1), dataclasses.replace(failure("signal"), message="stopped after step 9 by SIGTERM"))
+    assert closed(run, 16, batch_got_term=False).end_reason == "signal"
 
 
 def test_a_failed_setup_line_is_named(run: RunPaths) -> None:

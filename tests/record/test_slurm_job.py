@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hpctrain.record.slurm_job import JobFacts, parse_failed_nodes, parse_job
+from hpctrain.record.slurm_job import JobFacts, parse_nodes_down_since, parse_job
 
 
 @pytest.mark.parametrize(
@@ -42,4 +42,4 @@ def test_no_job() -> None:
 )
 def test_a_node_that_failed(line: str, failed: bool) -> None:
     since_s = time.mktime((2026, 1, 1, 0, 0, 0, 0, 0, -1))
-    assert parse_failed_nodes(line, since_s) == (["n1"] if failed else [])
+    assert parse_nodes_down_since(line, since_s) == (["n1"] if failed else [])

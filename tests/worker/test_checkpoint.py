@@ -302,7 +302,7 @@ def test_a_finished_run_that_is_started_again_has_nothing_to_do(copied: tuple[Ru
 
 def test_a_disk_without_room_is_refused_before_the_first_step(tmp_path: Path) -> None:
     config = make_config(num_ranks=1, zero_stage=1, num_steps=8, checkpoint_interval=1, keep_checkpoints=2**40)
-    config = replace(config, training=replace(config.training, num_steps=2**40))
+    config = replace(config, training=replace(config.training, num_steps=2**40, check_checkpoint_room=True))
     run = make_run(tmp_path, config)
     codes, log = end(run, 1, num_ranks=1)
     assert codes == [BAD_CHECKPOINT], log

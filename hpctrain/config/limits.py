@@ -1,0 +1,16 @@
+"""Limits of a single value, stated in its type: ``Annotated[int, Limits(gt=0)]``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """By pydantic-core's names; None: no such limit."""
+
+    gt: float | None = None
+    ge: float | None = None
+    lt: float | None = None
+    le: float | None = None
+    min_length: int | None = None
