@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 FAST_TESTS = $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 -m "not slurm and not train and not notebook and not browser"
 
-.PHONY: run test check bench format clean
+.PHONY: run test style check bench format clean
 
 run: $(VENV)/.run-ready ## train the tiny model on real text on this machine, and show the result
 	$(BIN)/python -m hpctrain model=tiny cluster=local
@@ -18,10 +18,12 @@ test: $(VENV)/.dev-ready ## set up everything, a sandbox Slurm and a browser too
 	$(FAST_TESTS)
 	$(BIN)/python -m pytest -m "slurm or train or notebook or browser"
 
-check: $(VENV)/.dev-ready ## style, types and the fast tests
+style: $(VENV)/.dev-ready ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+check: style ## style, types and the fast tests
 	$(FAST_TESTS)
 
 bench: $(VENV)/.dev-ready ## the speed claims, side by side (minutes)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hpctrain
+from hpctrain.cli_answers import answer_flag
 from hpctrain.errors import (
     EXIT_OK,
     ConfigError,
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from hpctrain.plan.site_limits import Site
     from hpctrain.record.paths import RunPaths
 
-_HYDRA_FLAGS = ("--hydra-help", "--info", "-i", "--shell-completion", "-sc")
-_HYDRA_VERBS = ("submit", "plan")
 _VERB = re.compile(r"[A-Za-z_][\w-]*")
 _EXIT_FAILED = 1
 _NO_SLURM = ("cluster=local", "cluster=azureml", "launch.mode=here")
@@ -49,7 +48,7 @@ def main() -> None:
         # A C locale must not stop a name with an umlaut from being printed.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        # Under a C locale the words come with escapes for what is not ASCII; they are UTF-8 all the same, but for file names.
+        # Under a C locale the words come with escapes for what is not ASCII; they are UTF-8 all the same.
         code = run([os.fsencode(word).decode("utf-8", "surrogateescape") for word in sys.argv[1:]])
         sys.stdout.flush()
     except HpctrainError as error:
@@ -62,12 +61,21 @@ def main() -> None:
         # `plan | head`: the reader has what it wanted; without this Python complains once more at its end.
         _silence_stdout()
         code = EXIT_OK
+    except UnicodeEncodeError as error:
+        if sys.getfilesystemencoding() == "utf-8":
+            raise
+        print(
+            f"hpctrain: {error.object}: this shell's file names are {error.encoding}; set LC_ALL=C.UTF-8",
+            file=sys.stderr,
+        )
+        code = ConfigError.exit_code
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         _silence_stdout()
-        print(f"hpctrain: the output cannot be written: {error.strerror}", file=sys.stderr)
+        print(f"hpctrain: {error.filename or 'the output'} cannot be written: {error.strerror}", file=sys.stderr)
         code = _EXIT_FAILED
+    gc.freeze()  # at its end Python would look for garbage again, a fifth of the time of plan
     sys.exit(code)
 
 
@@ -98,7 +106,7 @@ def run(words: Sequence[str]) -> int:
         "rerun": lambda words: _verb_of("cli_life", "rerun")(words, _held_point, _submit_one),
         "report": _verb_of("cli_records", "report"),
         "read-log": _verb_of("cli_records", "read_log"),
-        "doctor": _doctor,
+        "doctor": _verb_of("cli_doctor", "doctor"),
     }
     if words and words[0] in verbs:
         return verbs[words[0]](words[1:])
@@ -174,13 +182,12 @@ def _planned(words: _ComposeWords, asks_site: bool) -> tuple[list[tuple[Point, R
 
         return planned_on_site(planned, question)
     finally:
-        # What is there now stays until the end: no later collection looks at it again.
-        gc.freeze()
+        gc.freeze()  # what is there now stays until the end
         gc.enable()
 
 
 def _plan(words: Sequence[str]) -> int:
-    if (code := _answer_flag(words)) is not None:
+    if (code := answer_flag(words)) is not None:
         return code
     if any(word == "--table" or word.startswith("--table=") for word in words):
         from hpctrain.cli_plan_table import plan_table_words
@@ -208,12 +215,6 @@ def _plan(words: Sequence[str]) -> int:
     return ConfigError(problems).exit_code if problems else EXIT_OK
 
 
-def _doctor(words: Sequence[str]) -> int:
-    from hpctrain.cli_doctor import doctor
-
-    return doctor(words)
-
-
 def _print_config(parsed: _ComposeWords) -> int:
     """Hydra's ``--cfg job``, with every key of the schema in it."""
     from hpctrain.config.compose import compose_points
@@ -225,7 +226,7 @@ def _print_config(parsed: _ComposeWords) -> int:
 
 
 def _submit(words: Sequence[str]) -> int:
-    if (code := _answer_flag(words)) is not None:
+    if (code := answer_flag(words)) is not None:
         return code
     parsed = _parse_compose_words(words)
     if parsed.shown_config:
@@ -278,7 +279,7 @@ def _checked_root(planned: Sequence[tuple[Point, RunPlan]], multirun: bool, forc
         secret_values(point.config, os.environ)
         if plan.cluster_kind == "slurm":
             check_container(point.config, interpreter())
-    if problems := here_problems(first_point.config, first_plan.layout, os.environ):
+    if problems := here_problems(first_point.config, first_plan.slurm, os.environ):
         raise ConfigError(problems)
     if first_plan.cluster_kind == "slurm":
         check_slurm_is_here()
@@ -322,8 +323,10 @@ def _submit_one(point: Point, plan: RunPlan, root: Path, python: str) -> int:
     except LaunchError:
         remove_run_folder(run_paths)
         raise
-    print(f"job {submission.job_id}\nrun {run_paths.root}")
-    if not (point.config.cluster.wait or point.config.launch.mode == "here"):
+    is_here = point.config.launch.mode == "here"
+    job = f"{os.environ['SLURM_JOB_ID']} (this allocation)" if is_here else submission.job_id
+    print(f"job {job}\nrun {run_paths.root}")
+    if not (point.config.cluster.wait or is_here):
         return EXIT_OK
     return _wait(run_paths, plan)
 
@@ -378,36 +381,3 @@ def _submit_sweep(
     return submit_planned_sweep(
         planned, left_out, root, parsed.overrides, parsed.as_json, lambda request: largest_array(site, request)
     )
-
-
-def _answer_flag(words: Sequence[str]) -> int | None:
-    """Answers a question about the program or the configuration; None if the words ask none."""
-    if any(word in ("--help", "-h") for word in words):
-        from hpctrain.help_text import help_text
-
-        print(help_text())
-        return EXIT_OK
-    if any(word in _HYDRA_FLAGS for word in words):
-        return _hydra_answers(words)
-    return None
-
-
-def _hydra_answers(words: Sequence[str]) -> int:
-    """Hydra's own questions (--info, --hydra-help, --shell-completion), answered by Hydra."""
-    completing = [word for word in words if word in ("--shell-completion", "-sc")]
-    if completing and not any(word.startswith(("install=", "uninstall=", "query=")) for word in words):
-        raise ConfigError(f"{completing[0]}: must be followed by install=SHELL or uninstall=SHELL (bash, zsh, fish)")
-    import hydra
-    from hydra.errors import HydraException
-
-    from hpctrain.config.compose import CONFIG_NAME, config_dir
-
-    sys.argv = [sys.argv[0], *words]
-    if line := os.environ.get("COMP_LINE"):
-        # Hydra completes overrides; a verb before them is ours.
-        os.environ["COMP_LINE"] = re.sub(rf"^(\S+) ({'|'.join(_HYDRA_VERBS)}) ", r"\1 ", line)
-    try:
-        hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=CONFIG_NAME)(lambda config: None)()
-    except HydraException as error:
-        raise ConfigError(str(error)) from None
-    return EXIT_OK

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ from typing import Any
 from hpctrain.errors import EXIT_LAUNCH, EXIT_OK, ConfigError, known_names_hint
 from hpctrain.launch.machine import Finding, TorchProbe, machine_findings, missing_for_submission
 from hpctrain.launch.render_site import render_site
-from hpctrain.launch.site import SiteQuestion
-from hpctrain.launch.slurm_states import SlurmCluster
+from hpctrain.launch.site import start_asking
 from hpctrain.plan.site_limits import Site
 from hpctrain.text_table import printable, wrapped
 
@@ -42,9 +40,7 @@ def doctor(words: Sequence[str]) -> int:
     values, as_json = _words(words)
     needs_slurm = values.get("cluster") != "local"
     probe = TorchProbe()
-    question = (
-        SiteQuestion(SlurmCluster(os.environ.get("SLURM_CONF", "")), always_accounting=True) if needs_slurm else None
-    )
+    question = start_asking(always_accounting=True) if needs_slurm else None
     root = Path(values.get("run.root", "runs")).expanduser().absolute()
     findings = machine_findings(root, needs_slurm)
     site = question.site() if question else None

@@ -176,8 +176,8 @@ def _resume_one(run: RunPaths, request: ResumeRequest, hold: HoldPoint) -> tuple
         for note in (*changes.notes, *plan.warnings, life.start_note(run, checkpoint, plan)):
             print(printable(f"note: {note}"))
         former = life.FormerRecords(run)
-        former.keep()
         try:
+            former.keep()
             code = code_text(runs_folder(run), interpreter()) if request.current_code else ""
             config = dataclasses.replace(held.config, run=changes.config.run)
             life.write_resumed(run, dataclasses.replace(changes, config=config), plan, code)
@@ -187,6 +187,9 @@ def _resume_one(run: RunPaths, request: ResumeRequest, hold: HoldPoint) -> tuple
             submission = submit(run, plan, config)
         except (UnclearSubmissionError, PreparedRunError):
             raise
+        except OSError as error:
+            former.put_back()
+            raise LaunchError(f"{error.filename2 or error.filename or run.root}: {error.strerror}") from error
         except BaseException:
             former.put_back()
             raise

@@ -11,8 +11,10 @@ MIB = 2**20
 GIGA = 1e9
 TERA = 1e12
 
-_DAYS_FORM = re.compile(r"(?P<days>\d+)-(?P<hours>\d+)(:(?P<minutes>\d+))?(:(?P<seconds>\d+))?")
-_CLOCK_FORM = re.compile(r"\d+(:\d+){0,2}")
+_DAYS_FORM = re.compile(r"(?P<days>\d+)-(?P<hours>\d+)(:(?P<minutes>\d+))?(:(?P<seconds>\d+))?", re.ASCII)
+_CLOCK_FORM = re.compile(r"\d+(:\d+){0,2}", re.ASCII)
+_LARGEST_TIME_S = 2**31 - 1
+"""Slurm 22.05 turns longer limits into other ones, 99999999999 minutes into 2,981,813 days."""
 
 
 def parse_slurm_time(text: str | int) -> int | None:
@@ -22,14 +24,14 @@ def parse_slurm_time(text: str | int) -> int | None:
     and ``days-hours:minutes:seconds``. Source: sbatch(1), option --time; tried on Slurm 22.05.
 
     Raises:
-        ValueError: the text is in none of these forms, or it is zero.
+        ValueError: the text is in none of these forms, it is zero, or more than Slurm can count.
 
     >>> parse_slurm_time("90"), parse_slurm_time("4:00"), parse_slurm_time("2-12"), parse_slurm_time("3-0:00")
     (5400, 240, 216000, 259200)
     >>> parse_slurm_time("UNLIMITED") is None
     True
     """
-    value = str(text).strip()
+    value = str(text)
     if value.upper() in ("UNLIMITED", "INFINITE"):
         return None
     if match := _DAYS_FORM.fullmatch(value):
@@ -43,6 +45,8 @@ def parse_slurm_time(text: str | int) -> int | None:
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if total <= 0:
         raise ValueError(f"{value!r} is zero")
+    if total > _LARGEST_TIME_S:
+        raise ValueError(f"{value!r} is more than Slurm can count")
     return total
 
 

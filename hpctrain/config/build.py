@@ -102,7 +102,8 @@ def _problem(details: ErrorDetails) -> Problem:
     key = ".".join(_without_union_tags(location))
     if kind == "dataclass_type":
         keys = ", ".join(config_fields(tuple(location)))
-        return Problem(key, json.dumps(value) if value is None else str(value), "must stay a mapping", f"choose a group file or set one of its keys: {keys}")
+        shown = "null" if value is None else str(value)
+        return Problem(key, shown, "must stay a mapping", f"choose a group file or set one of its keys: {keys}")
     if kind == "literal_error":
         return Problem(key, str(value), "is not one of the choices", f"known: {context['expected']}")
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):

@@ -112,18 +112,18 @@ class HardwareConfig:
 
 @dataclass(frozen=True)
 class ContainerConfig:
-    """In what the ranks run; the image must hold an environment with torch, deepspeed and this package's dependencies."""
+    """In what the ranks run; torch, deepspeed and this package's dependencies are in the image, or mounted into it."""
 
     runtime: Literal["none", "pyxis", "apptainer"] = "none"
     """pyxis: srun's --container-image (NVIDIA's plug-in over enroot); apptainer: ``apptainer exec`` around each rank."""
     image: Text | None = None
     """A file (made absolute when submitted) or, for a registry, its URI such as docker://..."""
     mounts: tuple[Text, ...] = ()
-    """SOURCE:TARGET[:ro] each; the run folder and the code snapshot are mounted in any case."""
+    """SOURCE, SOURCE:TARGET or SOURCE:TARGET:FLAGS each; the run folder and the copy of the code are mounted in any case."""
     python: Text | None = None
     """Absolute path of the interpreter inside the image; None: the submitting one, which must be mounted."""
     args: tuple[Text, ...] = ()
-    """Further words for the runtime."""
+    """Further options of the runtime, each with its value as one word."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class ClusterConfig:
     """--mem, in Slurm's form; ``0`` means all of the node's memory."""
     cpus_per_task: Count | None = None
     gpu_request: Literal["auto", "none", "gpus_per_node", "gres"] = "auto"
-    """auto: gpus_per_node where the hardware has GPUs, else none."""
+    """auto: none where the hardware has no GPUs, else gpus_per_node, or gres where the site's Slurm knows no other form."""
     gpu_type: Text | None = None
     """The site's name of the GPU in gres.conf, where it wants one."""
     signal: Literal["USR1"] | None = "USR1"

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from hpctrain.config.schema import Config
 from hpctrain.errors import Problem
 from hpctrain.plan.layout import Layout
+from hpctrain.plan.slurm_request import SlurmRequest
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.schema import SCHEMA_VERSION, SubmissionRecord
 
@@ -23,7 +24,7 @@ _OF_THE_ALLOCATION = (
 """What srun needs to find the allocation. Not those of a task in it: a shell under ``srun --pty`` is task 0 of a step."""
 
 
-def here_problems(config: Config, layout: Layout, shell: Mapping[str, str]) -> tuple[Problem, ...]:
+def here_problems(config: Config, request: SlurmRequest, shell: Mapping[str, str]) -> tuple[Problem, ...]:
     """What keeps a run out of the allocation that the shell is in; empty for other modes."""
     if config.launch.mode != "here":
         return ()
@@ -32,13 +33,38 @@ def here_problems(config: Config, layout: Layout, shell: Mapping[str, str]) -> t
         return (Problem("launch.mode", "here", rule, "leave launch.mode out"),)
     if not shell.get("SLURM_JOB_ID"):
         rule = "needs an allocation, and SLURM_JOB_ID is not in this shell"
-        fix = f"salloc --nodes={layout.num_nodes} first, or leave launch.mode out to submit a job"
-        return (Problem("launch.mode", "here", rule, fix),)
+        return (
+            Problem("launch.mode", "here", rule, f"{_salloc(request)} first, or leave launch.mode out to submit a job"),
+        )
+    job = shell["SLURM_JOB_ID"]
     allocated = int(shell.get("SLURM_JOB_NUM_NODES") or shell.get("SLURM_NNODES") or 1)
-    if layout.num_nodes > allocated:
-        rule = f"is more than the {allocated} of the allocation, job {shell['SLURM_JOB_ID']}"
-        return (Problem("nodes", str(layout.num_nodes), rule, f"nearest: {allocated}"),)
+    if request.num_nodes > allocated:
+        rule = f"is more than the {allocated} of the allocation, job {job}"
+        return (Problem("nodes", str(request.num_nodes), rule, f"nearest: {allocated}"),)
+    cpus = min(_per_node(shell.get("SLURM_JOB_CPUS_PER_NODE", "")), default=None)
+    needed = request.tasks_per_node * (request.cpus_per_task or 1)
+    if cpus is not None and needed > cpus:
+        rule = f"{request.tasks_per_node} ranks a node need {needed} CPUs, and the allocation, job {job}, has {cpus} on a node"
+        return (Problem("launch.mode", "here", rule, f"ask for more: {_salloc(request)}"),)
     return ()
+
+
+def _salloc(request: SlurmRequest) -> str:
+    """An allocation that the run fits into."""
+    words = ["salloc", f"--nodes={request.num_nodes}", f"--ntasks-per-node={request.tasks_per_node}"]
+    if request.cpus_per_task:
+        words.append(f"--cpus-per-task={request.cpus_per_task}")
+    gpus = [f"--{name}={request.options[name]}" for name in ("gpus-per-node", "gres") if name in request.options]
+    return " ".join([*words, *gpus])
+
+
+def _per_node(text: str) -> list[int]:
+    """The numbers in Slurm's list of CPUs by node.
+
+    >>> _per_node("8(x3),4")
+    [8, 4]
+    """
+    return [int(part.partition("(")[0]) for part in text.split(",") if part]
 
 
 def submit_here(run: RunPaths, layout: Layout, environment: Mapping[str, str], first_attempt: int) -> SubmissionRecord:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpctrain.launch.local_run import judge_local
+from hpctrain.launch.lost_answer import complete_record
 from hpctrain.launch.run_glance import PlanNumbers, RunGlance, StepsTail, read_glance
 from hpctrain.launch.run_state import Verdict, judge, of_marker
 from hpctrain.launch.slurm_board import SlurmBoard, slurm_of
@@ -69,7 +70,12 @@ class RunStatus:
 
 
 def collect_status(runs: Sequence[RunPaths]) -> list[RunStatus]:
-    """States of all runs, oldest first, with one query to each Slurm; a damaged folder is a row of its own."""
+    """States of all runs, oldest first, with one query to each Slurm; a damaged folder is a row of its own.
+
+    A run whose submission was cut off gets its record first.
+    """
+    for run in runs:
+        complete_record(run)
     return StatusBoard(runs).look(time.time())
 
 
@@ -160,18 +166,13 @@ class StatusBoard:
     def _judged(self, glance: RunGlance, now_s: float) -> tuple[Verdict, float | None, float | None]:
         """The state, since when it is stale, and when Slurm expects a start."""
         submission = glance.submission
-        if submission is None or glance.plan is None:
+        if submission is None:
             return Verdict("UNKNOWN", glance.problem, True), None, None
         if submission.cluster_kind != "slurm":
-            return _elsewhere(submission, glance.attempts), None, None
+            return _with_problem(_elsewhere(submission, glance.attempts), glance), None, None
         cluster = slurm_of(submission)
         evidence = self._slurm.evidence(glance, submission, now_s)
-        verdict = self._slurm.settled(glance, judge(evidence), now_s)
-        if glance.problem:
-            # Slurm may know what the damaged files do not tell.
-            is_known = not verdict.is_over and verdict.state != "UNKNOWN"
-            detail = "; ".join(filter(None, (verdict.detail, glance.problem)))
-            verdict = replace(verdict, detail=detail) if is_known else Verdict("UNKNOWN", glance.problem, True)
+        verdict = _with_problem(self._slurm.settled(glance, judge(evidence), now_s), glance)
         if verdict.is_over:
             return verdict, None, None
         stale_since_s = self._slurm.stale_since_s(cluster)
@@ -193,6 +194,15 @@ def _submission_mark(root: Path) -> int:
         return RunPaths(root).submission.stat().st_mtime_ns
     except OSError:
         return 0
+
+
+def _with_problem(verdict: Verdict, glance: RunGlance) -> Verdict:
+    """With what is wrong in the folder. An end that only Slurm tells of a damaged run is none: its marker may say more."""
+    if not glance.problem:
+        return verdict
+    if verdict.state == "UNKNOWN" or (verdict.is_over and not glance.attempts):
+        return Verdict("UNKNOWN", glance.problem, True)
+    return replace(verdict, detail="; ".join(filter(None, (verdict.detail, glance.problem))))
 
 
 def _elsewhere(submission: SubmissionRecord, attempts: Sequence[AttemptRecord]) -> Verdict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import secrets
 import shutil
 import subprocess
@@ -23,13 +24,18 @@ def check_slurm_is_here() -> None:
     """Asked before anything is written.
 
     Raises:
-        LaunchError: there is no sbatch on PATH.
+        LaunchError: there is no sbatch on PATH, or no file of the name that SLURM_CONF has.
     """
     missing = [name for name in ("sbatch", "srun") if shutil.which(name) is None]
     if missing:
         raise LaunchError(
             f"there is no {missing[0]} on this machine's PATH; add cluster=local to run here,"
             " or put the word plan first to look at the plan"
+        )
+    conf = os.environ.get("SLURM_CONF")
+    if conf is not None and not os.path.exists(conf):
+        raise LaunchError(
+            f"SLURM_CONF={conf}: there is no such file, for which Slurm's commands wait a minute; correct it, or unset it"
         )
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from hpctrain.config.changes import change_config
 from hpctrain.config.compose import Point
-from hpctrain.record.files import checked_json
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.reader import read_config, runs_folder
+from hpctrain.record.reader import read_config, read_overrides, runs_folder
 
 
 def rerun_point(run: RunPaths, words: Sequence[str]) -> tuple[Point, Path]:
@@ -24,4 +23,4 @@ def rerun_point(run: RunPaths, words: Sequence[str]) -> tuple[Point, Path]:
     root = Path(changed.config.run.root) if "run.root" in changed.changed else runs_folder(run)
     root = root.expanduser().absolute()
     config = dataclasses.replace(changed.config, run=dataclasses.replace(changed.config.run, root=str(root)))
-    return Point((*map(str, checked_json(run.overrides)), *words), config, (), str(run.root)), root
+    return Point((*read_overrides(run), *words), config, (), str(run.root)), root

@@ -16,10 +16,10 @@ from hpctrain.launch.jobs import RunStatus
 from hpctrain.plan.nodelist import node_names
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.checkpoints import Checkpoint, read_checkpoints
-from hpctrain.record.files import checked_json, write_json, write_text
+from hpctrain.record.files import write_json, write_text
 from hpctrain.record.frozen_config import config_text
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.reader import StepsFile, read_each_attempt, read_submission
+from hpctrain.record.reader import StepsFile, read_each_attempt, read_overrides, read_submission
 from hpctrain.record.resume_check import resume_problems
 from hpctrain.record.schema import AttemptRecord
 from hpctrain.secret_text import redact_override
@@ -237,7 +237,7 @@ class FormerRecords:
                 (run.overrides, ".overrides.json"),
                 (run.code, ".code.json"),
             )
-            if path.exists()
+            if path.is_file()
         }
 
     def keep(self) -> None:
@@ -251,7 +251,8 @@ class FormerRecords:
 
     def put_back(self) -> None:
         for path, kept in self._kept.items():
-            os.replace(kept, path)
+            if kept.exists():
+                os.replace(kept, path)
         with contextlib.suppress(OSError):  # records of earlier ones are in it
             self._run.earlier_submissions.rmdir()
 
@@ -275,7 +276,7 @@ def write_resumed(run: RunPaths, changes: ResumeChanges, plan: RunPlan, code: st
         plan: of the configuration.
         code: new text of ``code.json``; empty: the same code goes on.
     """
-    typed = checked_json(run.overrides)
+    typed = read_overrides(run)
     write_text(run.config, config_text(changes.config))
     write_json(run.overrides, [*typed, *map(redact_override, changes.overrides)])
     write_text(run.plan, plan.to_json())

@@ -36,6 +36,9 @@ def create_run_folder(parent: Path, point: Point, plan: RunPlan, python: str) ->
     except OSError as error:
         shutil.rmtree(run.root, ignore_errors=True)
         raise _not_writable(parent, error) from None
+    except KeyboardInterrupt:
+        shutil.rmtree(run.root, ignore_errors=True)
+        raise
     return run
 
 

@@ -84,6 +84,9 @@ def read_glance(run: RunPaths, before: RunGlance | None = None) -> RunGlance:
     problems = []
     try:
         plan = before.plan if before is not None and before.plan is not None else read_plan_numbers(run.plan)
+    except RecordError as error:
+        problems.append(str(error))
+    try:
         attempts = tuple(read_attempts(run))
         steps = _read_tail(run.steps, before.steps if before is not None else StepsTail())
         if not (attempts and attempts[-1].state == "completed") and run.cancelled.exists():

@@ -53,10 +53,13 @@ class Evidence:
     submitted_at_s: float
     now_s: float
     trouble: str = ""
+    """Why nothing is known from Slurm; empty: it has answered, or the job is too new."""
     is_stale: bool = False
     """The controller has not answered the last question."""
     accounting: str = ""
+    """Why accounting could not tell of a job that the controller forgot; empty: it could."""
     foreign: bool = False
+    """The job's number belongs to another job now."""
     log: str = "logs/batch.log"
     last_sign_s: float | None = None
     """Moment of the newest step."""
@@ -230,14 +233,16 @@ def _of_ended_job(evidence: Evidence, told: SlurmState, job_id: str) -> Verdict:
     is_launch_failure = told.exit_code == _LAUNCH_EXIT_CODE or "LaunchFail" in told.reason
     code = f", exit code {told.exit_code}" if told.exit_code not in ("", "0:0") else ""
     where = f" on {told.nodes}" if told.nodes else ""
-    if is_launch_failure and told.state == "FAILED":
+    has_begun = bool(own_attempts(evidence.attempts, evidence.first_attempt))
+    if is_launch_failure and told.state == "FAILED" and not has_begun:
         detail = f"launch failure: output path{code}: Slurm could not start the script{where}; can {evidence.log} be made there?"
         return Verdict("FAILED", detail, True, "launch_failed", job_id=job_id)
     reason = f": {told.reason}" if told.reason and told.reason not in ("NonZeroExitCode",) else ""
     if told.state == "CANCELLED" and not told.nodes and not evidence.attempts:
         # squeue's reason is still what it waited for.
         reason = f"{reason if told.source == 'sacct' else ''} before it started"
-    detail = f"{told.source} says {told.state}{code}{reason}{where}; no end marker"
+    hint = "; see logs" if told.state == "FAILED" else ""
+    detail = f"{told.source} says {told.state}{code}{reason}{where}; no end marker{hint}"
     if told.state == "PREEMPTED":
         detail += "; Slurm does not start it again"
     failed_node = told.nodes if told.state in ("NODE_FAIL", "BOOT_FAIL") and told.nodes.isprintable() else ""

@@ -37,6 +37,8 @@ _LIMITS = re.compile(
 )
 """Reasons that go away when jobs end; the controller answers EAGAIN where MaxJobCount is reached."""
 
+_FAILED = "submission failed"
+
 _ANSWER_BYTES = 4096
 _QUIET_S = 15.0
 _ANSWER_TIMEOUT_S = 600.0
@@ -105,6 +107,8 @@ class SbatchAnswer:
             return "accepted" if self.job else "no id"
         if self.returncode is None or self.returncode < 0 or any(words in self.stderr for words in _LOST_ANSWERS):
             return "lost"
+        if self.job and _FAILED not in self.stderr:
+            return "no id"  # the id is a wrapper's or sbatch's own before it broke off: Slurm knows
         return "limit" if _LIMITS.search(self.stderr) else "refused"
 
     @property
@@ -254,7 +258,7 @@ def _pauses(total_s: float) -> Iterator[float]:
 
 
 def _looked_up(submission: Submission, answer: SbatchAnswer, started_s: float) -> SbatchAnswer:
-    """The job of an answer without an id.
+    """The job of an answer without an id, or with one and a failure.
 
     Raises:
         UnclearSubmissionError: Slurm does not know one either.
@@ -262,8 +266,9 @@ def _looked_up(submission: Submission, answer: SbatchAnswer, started_s: float) -
     search = submission.search(started_s)
     if search.jobs:
         return _found(search)
+    trouble = "names a job and fails" if answer.job else "holds no job id"
     raise UnclearSubmissionError(
-        "a job may have been submitted, but sbatch's answer holds no job id; the run folder stays:\n"
+        f"a job may have been submitted, but sbatch's answer {trouble}; the run folder stays:\n"
         + answer.told(submission.command)
         + f"\n{search.trouble or 'squeue knows no such job'}"
     )

@@ -38,6 +38,12 @@ class SiteQuestion:
     """
 
     def __init__(self, cluster: SlurmCluster, always_accounting: bool = False) -> None:
+        """Begins to ask.
+
+        Args:
+            cluster: whom to ask.
+            always_accounting: ask the database also where none of its limits binds.
+        """
         self._cluster = cluster
         self._always_accounting = always_accounting
         self._answers: dict[str, _Answer] = {}
@@ -82,18 +88,13 @@ class SiteQuestion:
         self._answers[name] = _run(database, command)
 
 
-def start_asking() -> SiteQuestion:
-    """Asks the cluster that this shell selects; the answers come while the caller imports and composes."""
-    return SiteQuestion(SlurmCluster(os.environ.get("SLURM_CONF", "")))
+def start_asking(always_accounting: bool = False) -> SiteQuestion:
+    """Asks the cluster that this shell selects; the answers come while the caller does other work."""
+    return SiteQuestion(SlurmCluster(os.environ.get("SLURM_CONF", "")), always_accounting)
 
 
 def ask_site(cluster: SlurmCluster, always_accounting: bool = False) -> Site:
-    """Asks and waits.
-
-    Args:
-        cluster: whom to ask.
-        always_accounting: ask the database also where none of its limits binds.
-    """
+    """Asks and waits, see ``SiteQuestion``."""
     return SiteQuestion(cluster, always_accounting).site()
 
 

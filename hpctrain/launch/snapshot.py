@@ -20,8 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.errors import LaunchError
+from hpctrain.errors import LaunchError, RecordError
 from hpctrain.record.code_version import digests_of, files_below, job_sources, package_folder
+from hpctrain.record.files import checked_json
 from hpctrain.record.paths import SNAPSHOTS, RunPaths
 
 _PACKAGE = "hpctrain"
@@ -88,9 +89,10 @@ def snapshot_of(run: RunPaths) -> str:
         LaunchError: there is none, or the record is damaged.
     """
     try:
-        folder = str(json.loads(run.code.read_bytes())["snapshot"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LaunchError(f"{run.code}: names no copy of the code ({error!r}); submit the run anew") from None
+        folder = str(checked_json(run.code)["snapshot"])
+    except (RecordError, KeyError, TypeError) as error:
+        why = str(error) if isinstance(error, RecordError) else str(run.code)
+        raise LaunchError(f"{why}: names no copy of the code; submit the run anew") from None
     if not Path(folder, _PACKAGE).is_dir():
         raise LaunchError(f"{folder}: the code that {run.root} was submitted with is gone; submit the run anew")
     return folder

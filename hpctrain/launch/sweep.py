@@ -174,9 +174,13 @@ def submit_sweep(
     except OSError as error:
         raise LaunchError(f"{folder}: cannot be made ({error.strerror}); nothing was submitted") from None
     read_manifest(folder)  # a folder of something else is left as it is
-    with locked(folder):
-        sweep = _Sweep(folder, root, planned, left_out, held)
-        return sweep.run(largest)
+    try:
+        with locked(folder):
+            return _Sweep(folder, root, planned, left_out, held).run(largest)
+    except OSError as error:
+        raise LaunchError(
+            f"{error.filename or folder}: cannot be written ({error.strerror}); nothing new was submitted"
+        ) from None
 
 
 class _Sweep:

@@ -77,7 +77,7 @@ _SHORT_NAMES = {
 _GPU_FORMS = ("gpus", "gpus-per-task", "gpus-per-socket")
 _MEMORY_FORMS = ("mem-per-cpu", "mem-per-gpu")
 TIME_FORMS = "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes[:seconds]"
-MEMORY_FORM = re.compile(r"\d+([KMGT]B?)?", re.IGNORECASE)
+MEMORY_FORM = re.compile(r"[0-9]+([KMGT]B?)?", re.IGNORECASE)
 MEMORY_RULE = (
     "is no size in Slurm's form",
     "write a whole number with K, M, G or T, such as 480G; MiB without a letter",
@@ -152,7 +152,7 @@ def _name_rule(key: str) -> tuple[str, str] | None:
     """What is wrong with an option's name, and the fix."""
     name = option_name(key)
     if name in OWN_KEYS:
-        return f"--{name} is set by hpctrain itself", f"use {OWN_KEYS[name]}"
+        return f"--{name} is set by hpctrain itself", _instead(OWN_KEYS[name])
     if name in EXTRA_OPTIONS:
         return None
     bare = option_name(key.strip().lstrip("-_").partition("=")[0])
@@ -163,6 +163,10 @@ def _name_rule(key: str) -> tuple[str, str] | None:
         return "must be the option's name alone, in small letters without dashes, blanks and =", f"write {fix}"
     close = nearest_names(bare, EXTRA_OPTIONS | OWN_KEYS.keys())
     return "is no long option of sbatch", f"nearest: {', '.join(close)}" if close else "see sbatch(1)"
+
+
+def _instead(own_key: str) -> str:
+    return own_key if own_key.startswith("leave it out") else f"use {own_key}"
 
 
 def _value_rule(name: str, value: str | int | bool | None) -> tuple[str, str] | None:

@@ -140,12 +140,12 @@ def _without_secrets(container: ContainerConfig) -> ContainerConfig:
 
 
 def slurm_safe_name(name: str) -> str:
-    """A job or folder name that survives sbatch's directives, squeue's tables and a C locale.
+    """A job or folder name that survives sbatch's directives, squeue's tables and a C locale, and is not hidden.
 
     >>> slurm_safe_name("my run (1) x|y")
     'my-run-1-x-y'
     """
-    return re.sub(r"[^\w.=+-]+", "-", name, flags=re.ASCII).strip("-") or "hpctrain"
+    return re.sub(r"[^\w.=+-]+", "-", name, flags=re.ASCII).strip("-").lstrip("-.") or "hpctrain"
 
 
 def gpu_option(cluster: ClusterConfig, hardware: HardwareConfig) -> dict[str, str]:

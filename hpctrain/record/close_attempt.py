@@ -129,6 +129,9 @@ def _of_silence(started: AttemptRecord, ending: Ending, now_s: float) -> Attempt
     """No rank left a word."""
     final = dataclasses.replace(started, state="failed", ended_at_s=now_s, exit_code=ending.exit_code)
     evidence = ending.evidence
+    if ending.launch_message and evidence is None and ending.batch_got_term:
+        message = f"ended by SIGTERM during {ending.launch_message}"
+        return dataclasses.replace(final, end_reason="signal", message=message)
     if ending.launch_message and (evidence is None or evidence.reason not in _BY_SLURM):
         message = f"{ending.launch_message} (exit code {ending.exit_code})"
         return dataclasses.replace(final, end_reason="launch_failed", message=message)

@@ -9,6 +9,7 @@ import yaml
 
 from hpctrain.config.build import build_config
 from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
 from hpctrain.secret_text import redact_value
 
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -27,9 +28,15 @@ def parse_config(text: str) -> Config:
     """The configuration that ``config_text`` wrote.
 
     Raises:
-        ConfigError: it is not of this version's schema.
+        ConfigError: it is no YAML, or not of this version's schema.
     """
-    return build_config(yaml.safe_load(text))
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError("is no mapping of keys")
+    return build_config(raw)
 
 
 def _plain(value: Any, name: str = "") -> Any:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.config.schema import Config
-from hpctrain.errors import RecordError
+from hpctrain.errors import ConfigError, RecordError
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.record.files import open_regular, read_record
+from hpctrain.record.files import checked_json, open_regular, read_record
 from hpctrain.record.frozen_config import parse_config
 from hpctrain.record.lines import UNIX_TIME_LIMIT_S, number_problem, parse_node_sample, parse_step
 from hpctrain.record.paths import SNAPSHOTS, RunPaths
@@ -33,7 +33,18 @@ def read_config(run: RunPaths) -> Config:
         raise RecordError(f"{run.config}: {error}") from error
     except OSError as error:
         raise RecordError(f"{run.config}: {error.strerror}; is {run.root} a run folder of hpctrain?") from error
-    return parse_config(text)
+    try:
+        return parse_config(text)
+    except ConfigError as error:
+        raise RecordError(f"{run.config}: {error}") from error
+
+
+def read_overrides(run: RunPaths) -> list[str]:
+    """What was typed for a run, in Hydra's spelling."""
+    raw = checked_json(run.overrides)
+    if not isinstance(raw, list):
+        raise RecordError(f"{run.overrides}: is no list of overrides; restore it, or write [] into it")
+    return [str(word) for word in raw]
 
 
 def read_plan(run: RunPaths) -> RunPlan:

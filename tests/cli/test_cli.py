@@ -45,6 +45,18 @@ def test_planning_imports_nothing_heavy() -> None:
     assert (answer.returncode, answer.stderr) == (0, "")
 
 
+def test_what_every_submission_loads_is_what_it_needs() -> None:
+    """Each of these costs a submission milliseconds: Slurm's run needs none of them, or only after a mistake."""
+    modules = ("submit", "run_folder", "site_step", "here", "preflight", "container_check", "submitting_shell")
+    unneeded = (*HEAVY, "pydantic", "psutil", "difflib", "hpctrain.launch.sweep", "hpctrain.launch.jobs")
+    program = (
+        f"import sys, hpctrain.cli, hpctrain.plan.run_plan, {', '.join(f'hpctrain.launch.{name}' for name in modules)};"
+        f"sys.exit(' '.join(name for name in {unneeded} if name in sys.modules) or 0)"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stderr) == (0, "")
+
+
 def test_without_slurm_one_clear_error_and_nothing_left_behind(tmp_path: Path) -> None:
     answer = hpctrain("model=530b", "nodes=128", env={"PATH": str(tmp_path)}, cwd=tmp_path)
     assert answer.returncode == 4

@@ -47,7 +47,15 @@ MISTAKES = [
     pytest.param(
         ["model=tiny", "model.hidden_size=1000000000000000003"], ["model.hidden_size", "less than"], id="huge"
     ),
-    pytest.param(["model=tiny", "run.note=${nosuch}"], ["nosuch"], id="interpolation"),
+    pytest.param(["model=tiny", "run.note=${nosuch}"], ["run.note: ", "nosuch"], id="interpolation"),
+    pytest.param(["model=tiny", "run.name=???"], ["run.name=???: must be given"], id="mandatory"),
+    pytest.param(["model=tiny", "env.A=[1]"], ["env.A=[1]: must be text"], id="variable-as-list"),
+    pytest.param(
+        ["model=tiny", "cluster.extra.x={a:1}"], ['cluster.extra.x={"a": 1}: must be'], id="option-as-mapping"
+    ),
+    pytest.param(["model=tiny", "launch=null"], ["launch=null: must stay a mapping"], id="section-as-null"),
+    pytest.param(["model=tiny", "é=1"], ["é: is not how a key is written"], id="key-beyond-ascii"),
+    pytest.param(["model=tiny", 'env."A B"=1'], ["is not how a key is written"], id="quoted-key"),
 ]
 
 NOT_COUNTS = ["0128", "1e2", "1_28", "0", "-1", "2.0", "null", "two", "''"]

@@ -10,7 +10,7 @@ import pytest
 from tests.launch.test_slurm_states import fake
 
 _SBATCH = r"""
-n=$(($(cat {here}/calls 2>/dev/null || echo 0) + 1)); echo $n > {here}/calls
+n=$(($(cat {here}/calls 2>/dev/null || echo 0) + 1)); echo $n > {here}/calls.new; mv {here}/calls.new {here}/calls
 for script; do :; done
 action=$(sed -n "${{n}}p" {here}/actions); [ -n "$action" ] || action=$(tail -n 1 {here}/actions)
 id=$((101 + $(cat {here}/jobs 2>/dev/null | grep -c .)))
@@ -21,6 +21,7 @@ failed="sbatch: error: Batch job submission failed:"
 case $action in
 ok) accept; echo $id ;;
 slow) sleep 1; accept; echo $id ;;
+held) for _ in $(seq 600); do [ -e {here}/go ] && break; sleep 0.1; done; accept; echo $id ;;
 fill) accept; dd if=/dev/zero of={here}/../runs/filler bs=64k 2> /dev/null; echo $id ;;
 taken-then-lost) accept; echo "$failed Socket timed out on send/recv operation" >&2; exit 1 ;;
 late) (sleep 1.5; accept) > /dev/null 2>&1 & echo "$failed Socket timed out on send/recv operation" >&2; exit 1 ;;
@@ -63,13 +64,17 @@ class FakeSlurm:
         (self._here / "calls").unlink(missing_ok=True)
         (self._here / "actions").write_text("\n".join(actions) + "\n", encoding="utf-8")
 
+    def let_go(self) -> None:
+        """``held`` answers."""
+        (self._here / "go").touch()
+
     def program(self, name: str, script: str) -> None:
         fake(self._bin, name, script)
 
     @property
     def num_calls(self) -> int:
         path = self._here / "calls"
-        return int(path.read_text(encoding="utf-8")) if path.exists() else 0
+        return int(path.read_text(encoding="utf-8") or 0) if path.exists() else 0
 
     @property
     def scripts(self) -> list[str]:

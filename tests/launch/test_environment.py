@@ -21,6 +21,7 @@ from hpctrain.launch.environment import job_environment, secret_values, write_en
 from hpctrain.launch.preflight import check_setup
 from hpctrain.launch.submitting_shell import as_submitted_here
 from hpctrain.plan.run_plan import build_run_plan
+from hpctrain.record.files import read_json
 from hpctrain.record.frozen_config import config_text, parse_config
 from hpctrain.record.paths import RunPaths
 
@@ -217,3 +218,9 @@ def test_what_ranks_need_must_be_mounted() -> None:
         run=dataclasses.replace(config.run, root="/a"),
     )
     check_container(mounted, "/opt/env/bin/python")
+
+
+def test_a_variable_that_is_no_utf_8_is_recorded_and_stops_nothing(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    write_environment(run, {"TITLE": os.fsdecode(b"caf\xe9 \xc3\xa9")}, ())
+    assert read_json(run.environment)["variables"] == {"TITLE": "caf\\xe9 é"}

@@ -80,6 +80,16 @@ def test_a_damaged_folder_is_a_row_of_its_own(slurm: FakeSlurm, tmp_path: Path) 
     assert "never submitted" in rows["b"].detail
 
 
+def test_a_damaged_plan_hides_neither_the_end_nor_a_job_that_runs(slurm: FakeSlurm, tmp_path: Path) -> None:
+    ended, runs = submitted_run(tmp_path / "a", "7", [FAILED]), submitted_run(tmp_path / "b", "8")
+    for run in (ended, runs):
+        run.plan.write_text("{", encoding="utf-8")
+    slurm.queue((runs, "8", "RUNNING"))
+    rows = collect_status([ended, runs])
+    assert [row.state for row in rows] == ["FAILED", "RUNNING"]
+    assert all("plan.json" in row.detail for row in rows)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"name": 1}', "[[" * 5000, '{"layout": null}'])
 def test_any_damage_of_a_plan_is_told(slurm: FakeSlurm, tmp_path: Path, text: str) -> None:
     run = submitted_run(tmp_path / "a", "8")

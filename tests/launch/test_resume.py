@@ -153,6 +153,17 @@ def test_former_records_are_kept_and_come_back(run: RunPaths) -> None:
     assert {path.name for path in run.earlier_submissions.glob("*[0-9].json")} == {"3.json", "3-2.json"}
 
 
+def test_former_records_come_back_where_they_could_not_all_be_kept(run: RunPaths) -> None:
+    write_record(run.submission, SubmissionRecord(1, "slurm", "7", 1.0, "h", command=("sbatch",)))
+    former = FormerRecords(run)
+    run.overrides.unlink()
+    with pytest.raises(FileNotFoundError):
+        former.keep()
+    assert not run.submission.exists()
+    former.put_back()
+    assert read_submission(run).job_id
+
+
 def test_two_resumes_of_one_run_are_kept_apart(run: RunPaths) -> None:
     with locked(run), pytest.raises(LaunchError, match="is being resumed by another process"), locked(run):
         pass

@@ -127,6 +127,13 @@ KILLED = attempt(1, "failed", end_reason="killed", exit_code=137, message="kille
             "CANCELLED before it started;",
             id="never-began",
         ),
+        # The batch script was killed; Slurm calls that so, too.
+        pytest.param(
+            evidence(attempt(1), slurm=told("FAILED", "JobLaunchFailure", exit_code="0:9")),
+            "FAILED",
+            "exit code 0:9: JobLaunchFailure; no end marker; see logs",
+            id="killed-script",
+        ),
         pytest.param(evidence(submitted_at_s=NOW_S - 5), "SUBMITTED", "waiting to be seen by Slurm", id="fresh"),
         pytest.param(evidence(submitted_at_s=NOW_S - 61), "UNKNOWN", "no longer knows job 7", id="forgotten"),
         pytest.param(

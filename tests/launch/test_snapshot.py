@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import hpctrain.launch.submitted_code
 from hpctrain.errors import LaunchError
 from hpctrain.launch.snapshot import damage_of, snapshot_of, take_snapshot
 from hpctrain.launch.submitted_code import submitted_code
@@ -168,6 +169,36 @@ def test_code_json_names_the_copy_and_its_files(root: Path) -> None:
     assert imported_value(snapshot.folder, SOURCE, "hpctrain.worker.nodelist").startswith(str(snapshot.folder))
 
 
+def test_code_json_has_the_difference_of_the_packages_own_repository(
+    package: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of another project's, inside which the package is installed."""
+
+    def git(folder: Path, *words: str) -> str:
+        identity = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+        return subprocess.run(
+            ["git", "-C", str(folder), *identity, *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    def record(run_root: Path) -> tuple[str, bool, str]:
+        run_root.mkdir()
+        _, found = submitted_code(run_root, sys.executable)
+        return found["commit"], found["dirty"], found["diff"]
+
+    monkeypatch.setattr(hpctrain.launch.submitted_code, "package_folder", lambda: package)
+    git(package.parents[1], "init", "-q")
+    assert record(root / "a") == ("", False, "")
+    git(package.parent, "init", "-q")
+    git(package.parent, "add", ".")
+    git(package.parent, "commit", "-qm", "first")
+    commit = git(package.parent, "rev-parse", "HEAD")
+    assert record(root / "b") == (commit, False, "")
+    (package / "worker" / "module.py").write_text("VALUE = 2\n")
+    committed, is_dirty, difference = record(root / "c")
+    assert (committed, is_dirty) == (commit, True)
+    assert "+VALUE = 2" in difference
+
+
 def test_the_copy_of_a_run_is_found_or_missed(package: Path, root: Path) -> None:
     snapshot = take_snapshot(root, package)
     run = RunPaths(root / "run")
@@ -179,6 +210,10 @@ def test_the_copy_of_a_run_is_found_or_missed(package: Path, root: Path) -> None
         snapshot_of(run)
     run.code.write_text("{}")
     with pytest.raises(LaunchError, match="names no copy of the code"):
+        snapshot_of(run)
+    run.code.unlink()
+    os.mkfifo(run.code)
+    with pytest.raises(LaunchError, match="no regular file: names no copy of the code"):
         snapshot_of(run)
 
 

@@ -85,6 +85,32 @@ def test_verdicts(code: int | None, stderr: str, verdict: str) -> None:
     assert SbatchAnswer(code, "", stderr).verdict == verdict
 
 
+def test_a_job_id_with_a_failure_is_looked_up(slurm: FakeSlurm, tmp_path: Path) -> None:
+    real = tmp_path / "bin" / "sbatch"
+    real.rename(real.with_name("sbatch.real"))
+    slurm.program("sbatch", 'sbatch.real "$@"; echo "wrapper: quota file is missing" >&2; exit 1')
+    assert run([*WORDS, f"run.root={slurm.root}"]) == 0
+    assert submitted(slurm)["job_id"] == "101"
+    slurm.program("sbatch", "echo 7; exit 1")
+    with pytest.raises(UnclearSubmissionError, match="answer names a job and fails"):
+        run([*WORDS, f"run.root={slurm.root}"])
+
+
+def test_a_wrong_slurm_conf_is_told_at_once(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", "/no/such/slurm.conf")
+    with pytest.raises(LaunchError, match=r"SLURM_CONF=/no/such/slurm\.conf: there is no such file"):
+        run([*WORDS, f"run.root={slurm.root}"])
+    assert slurm.num_calls == 0
+
+
+def test_a_name_that_the_locale_has_no_file_for_is_told(slurm: FakeSlurm) -> None:
+    command = [sys.executable, "-m", "hpctrain", *WORDS, f"run.root={slurm.root}/é"]
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    answer = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ) | locale, check=False)
+    assert (answer.returncode, slurm.num_calls) == (2, 0)
+    assert "file names are ascii; set LC_ALL=C.UTF-8" in answer.stderr
+
+
 def test_an_answer_without_a_number_says_that_a_job_may_exist(slurm: FakeSlurm) -> None:
     slurm.act("none")
     with pytest.raises(UnclearSubmissionError, match="may have been submitted") as caught:
@@ -191,10 +217,11 @@ def wait_for_calls(slurm: FakeSlurm, count: int) -> None:
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGHUP, -1)], ids=["int", "term", "hup"]
 )
 def test_a_signal_during_sbatch_waits_until_the_job_is_recorded(slurm: FakeSlurm, number: int, code: int) -> None:
-    slurm.act("slow")
+    slurm.act("held")
     process = start(slurm)
     wait_for_calls(slurm, 1)
     process.send_signal(number)
+    slurm.let_go()
     out, err = process.communicate(timeout=60)
     assert process.returncode == code, err
     assert submitted(slurm)["job_id"] == "101"
@@ -205,11 +232,15 @@ def test_a_signal_during_sbatch_waits_until_the_job_is_recorded(slurm: FakeSlurm
 def test_a_signal_in_a_pause_without_a_job_leaves_nothing(slurm: FakeSlurm) -> None:
     slurm.act("away")
     process = start(slurm, "launch.submit_retry_s=60")
-    wait_for_calls(slurm, 1)
-    time.sleep(0.3)
+    assert process.stderr is not None
+    told = ""
+    while "asks Slurm for the job" not in told:
+        line = process.stderr.readline()
+        assert line, told
+        told += line
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, told + err
     assert "Slurm has no job of this submission" in err
     assert run_folders(slurm) == []
 

@@ -215,6 +215,25 @@ def test_a_damaged_manifest_is_told(slurm: FakeSlurm) -> None:
     assert slurm.num_calls == 2
 
 
+@pytest.mark.parametrize("what", ["groups", "points"])
+def test_a_manifest_that_contradicts_itself_is_told_and_nothing_submitted_twice(slurm: FakeSlurm, what: str) -> None:
+    words = [*WORDS, "nodes=1,2", "launch.sweep_name=mine", f"run.root={slurm.root}"]
+    assert run(words) == 0
+    path = slurm.root / "mine" / "sweep.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(manifest | {what: manifest[what][:1]}), encoding="utf-8")
+    with pytest.raises(LaunchError, match="manifest contradicts itself"):
+        run(words)
+    assert slurm.num_calls == 2
+
+
+def test_a_file_of_the_sweeps_name_is_told(slurm: FakeSlurm) -> None:
+    slurm.root.mkdir()
+    (slurm.root / "mine").touch()
+    with pytest.raises(LaunchError, match="mine: is there and is no folder"):
+        run([*WORDS, "nodes=1,2", "launch.sweep_name=mine", f"run.root={slurm.root}"])
+
+
 def test_a_lost_answer_stops_the_sweep_and_the_next_call_finds_the_job(slurm: FakeSlurm) -> None:
     words = [*WORDS, "nodes=1,2,3", "launch.sweep_name=mine", f"run.root={slurm.root}"]
     slurm.act("ok", "taken-then-lost", "ok")
@@ -267,10 +286,11 @@ def test_a_sweep_whose_process_group_is_killed_goes_on_without_a_point_twice(slu
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15)], ids=["int", "term"])
 def test_a_signal_ends_a_sweep_between_two_submissions(slurm: FakeSlurm, number: int, code: int) -> None:
-    slurm.act("slow")
+    slurm.act("ok", "held", "ok")
     process = start(slurm, "nodes=1,2,3")
     wait_for_calls(slurm, 2)
     process.send_signal(number)
+    slurm.let_go()
     out, err = process.communicate(timeout=60)
     assert process.returncode == code, err
     assert states(slurm) == ["submitted", "submitted", "not reached"]
@@ -309,11 +329,12 @@ def test_a_disk_that_fills_up_during_a_sweep_costs_no_job(
 
 
 def test_two_calls_on_one_sweep_do_not_submit_side_by_side(slurm: FakeSlurm) -> None:
-    slurm.act("slow")
+    slurm.act("held")
     process = start(slurm, "nodes=1,2")
     wait_for_calls(slurm, 1)
     with pytest.raises(LaunchError, match="another hpctrain is submitting this sweep"):
         run([*WORDS, "nodes=1,2", f"run.root={slurm.root}", "launch.sweep_name=s"])
+    slurm.let_go()
     process.communicate(timeout=60)
     assert states(slurm) == ["submitted"] * 2
 

@@ -80,7 +80,7 @@ class Terminal:
         os.write(self._master, keys)
 
     def end(self) -> int:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while self.process.poll() is None:
             assert time.monotonic() < deadline, self.text
             self._read(0.1)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from hpctrain.plan import batch_script, container
 from hpctrain.plan.batch_script import ScriptTarget, TaskArray, sbatch_script
+from hpctrain.plan.own_variables import OWN_VARIABLES
 from hpctrain.secret_text import REDACTED
 from tests.plan.test_run_plan import plan_of
 
@@ -300,3 +303,10 @@ def test_the_warning_signal_to_the_script_alone_does_not_end_it(tmp_path: Path) 
         go.touch()
         process.communicate()
     assert process.returncode == 0
+
+
+def test_variables_of_the_script_are_those_that_the_others_know() -> None:
+    sources = (Path(module.__file__ or "").read_text(encoding="utf-8") for module in (batch_script, container))
+    named = {name for source in sources for name in re.findall(r"\bHPCTRAIN_\w+", source)}
+    assert named
+    assert named <= set(OWN_VARIABLES)

@@ -122,6 +122,7 @@ REFUSED = {
     ),
     "srun_short": (["cluster.srun_args=['-n4']"], "is set by the batch script itself"),
     "env_slurm": (["env.SLURM_JOB_ID=1"], "env.SLURM_JOB_ID=1: is Slurm's own variable"),
+    "env_own": (["env.HPCTRAIN_ATTEMPT=5"], "env.HPCTRAIN_ATTEMPT=5: is set by hpctrain itself"),
     "env_rank": (["env.RANK=1"], "env.RANK=1: every rank has its own value"),
     "shell_name": (["env_from_shell=['A-B']"], "env_from_shell=A-B: is no name of an environment variable"),
     "shell_rank": (["env_from_shell=[RANK]"], "env_from_shell=RANK: every rank has its own value"),
@@ -250,14 +251,16 @@ def test_time_forms(text: str | int, seconds: int | None) -> None:
     assert parse_slurm_time(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "-5", "0", "0:00", "1:2:3:4", "1-", "x", "1-2:3:4:5", "1.5"])
+@pytest.mark.parametrize(
+    "text", ["", "-5", "0", "0:00", "1:2:3:4", "1-", "x", "1-2:3:4:5", "1.5", " 10", "\uff11", "99999999999"]
+)
 def test_times_that_are_none(text: str) -> None:
-    with pytest.raises(ValueError, match=r"none of Slurm's time forms|zero"):
+    with pytest.raises(ValueError, match=r"none of Slurm's time forms|zero|more than Slurm can count"):
         parse_slurm_time(text)
 
 
 @pytest.mark.parametrize(
-    ("name", "safe"), [("a b", "a-b"), ("((", "hpctrain"), ("tiny-2n", "tiny-2n"), ("x/y:z", "x-y-z")]
+    ("name", "safe"), [("a b", "a-b"), ("((", "hpctrain"), ("tiny-2n", "tiny-2n"), ("x/y:z", "x-y-z"), ("../.x", "x")]
 )
 def test_safe_names(name: str, safe: str) -> None:
     assert slurm_safe_name(name) == safe

@@ -126,6 +126,12 @@ def test_a_setup_line_that_slurm_ended_did_not_fail(run: RunPaths) -> None:
     assert (final.end_reason, final.message) == ("cancelled", "cancelled (scancel) during cluster.setup: sleep 300")
 
 
+def test_a_setup_line_that_was_told_to_end_did_not_fail(run: RunPaths) -> None:
+    """Ctrl-C of a run inside an allocation, of which Slurm tells nothing."""
+    final = closed(run, 143, launch_message="cluster.setup: sleep 300", batch_got_term=True)
+    assert (final.end_reason, final.message) == ("signal", "ended by SIGTERM during cluster.setup: sleep 300")
+
+
 def test_no_rank_came_up_at_all(run: RunPaths) -> None:
     final = closed(run, 1)
     assert (final.end_reason, final.job_id) == ("launch_failed", "7")

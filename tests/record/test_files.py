@@ -15,7 +15,7 @@ import pytest
 from hpctrain.errors import RecordError
 from hpctrain.record.files import create_record, open_regular, read_record, replace_file, write_record, write_text
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.reader import StepsFile, read_attempts, read_config, search_runs
+from hpctrain.record.reader import StepsFile, read_attempts, read_config, read_overrides, search_runs
 from hpctrain.record.schema import AttemptRecord, StepRecord
 from hpctrain.record.writer import StepWriter
 
@@ -110,6 +110,21 @@ def test_a_configuration_that_is_no_text(tmp_path: Path) -> None:
     RunPaths(tmp_path).config.write_bytes(b"\xe9")
     with pytest.raises(RecordError, match=r"config\.yaml: 'utf-8' codec can't decode"):
         read_config(RunPaths(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["model:\n  architect", "[]", "", "x: 1"])
+def test_a_damaged_configuration_is_named(tmp_path: Path, text: str) -> None:
+    run = RunPaths(tmp_path)
+    run.config.write_text(text, encoding="utf-8")
+    with pytest.raises(RecordError, match=r"config\.yaml: "):
+        read_config(run)
+
+
+def test_overrides_that_are_no_list_are_named(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    run.overrides.write_text("null", encoding="utf-8")
+    with pytest.raises(RecordError, match=r"overrides\.json: is no list of overrides"):
+        read_overrides(run)
 
 
 def test_steps_are_read_as_they_grow_whole_lines_only(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hpctrain.record.slurm_job import JobFacts, parse_nodes_down_since, parse_job
+from hpctrain.record.slurm_job import JobFacts, parse_job, parse_nodes_down_since
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from hpctrain.record.checkpoints import complete_checkpoints
 from hpctrain.record.reader import StepsFile, read_attempts, read_submission
 from hpctrain.record.schema import StepRecord
+from tests.slurm.conftest import start_now
 from tests.slurm.test_submit import Cluster, logs, wait_until
 from tests.slurm.test_submit import cluster as cluster  # the fixture
 
@@ -18,9 +19,10 @@ def test_a_requeued_job_goes_on_from_its_newest_checkpoint(cluster: Cluster) -> 
         "nodes=1", "training.num_steps=60", "training.log_interval=1", "training.checkpoint_interval=4"
     )
     wait_until(lambda: complete_checkpoints(run), "the first checkpoint")
-    cluster.slurm("scontrol", "requeue", read_submission(run).job_id)
+    job_id = read_submission(run).job_id
+    cluster.slurm("scontrol", "requeue", job_id)
     assert "waiting for attempt 2" in cluster.wait_for(run, ("PENDING",))["detail"]
-    # The sandbox lets a requeued job wait for 20 s.
+    start_now(cluster.slurm, job_id)
     row = cluster.wait_for(run, ("COMPLETED", "FAILED"))
     assert (row["state"], row["attempt"], row["step"]) == ("COMPLETED", 2, 60), logs(run)
 

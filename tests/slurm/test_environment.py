@@ -155,7 +155,7 @@ def test_ranks_have_what_is_stated_and_nothing_that_leaks(shell: Shell) -> None:
     inherits = shell.submit(*words, "cluster.inherit_env=true", env=leaks)
     for rank in shell.completed(quiet):
         assert rank["OURS"] == "a b$c"
-        assert not {"LEAK", "VIRTUAL_ENV", "PYTHONSTARTUP", "SBATCH_EXPORT"} & rank.keys()
+        assert not {"LEAK", "RANK", "VIRTUAL_ENV", "PYTHONSTARTUP", "SBATCH_EXPORT"} & rank.keys()
         assert not [name for name in rank if name.startswith("SLURM_MEM_PER_")]
         assert rank["SLURM_CPUS_PER_TASK"] == "2"
         snapshot, *others = rank["PYTHONPATH"].split(":")
@@ -223,8 +223,15 @@ def test_submission_from_inside_a_job(shell: Shell) -> None:
 
 def test_jobs_that_share_a_node_have_gpus_of_their_own(shell: Shell) -> None:
     node = shell.slurm("sinfo", "-h", "-N", "-o", "%N").split()[0]
-    words = (f"cluster.nodelist={node}", "hardware.gpus_per_node=1", "cluster.setup=['sleep 3']")
-    runs = [shell.submit(*words) for _ in range(2)]
+    go = shell.folder / "go"
+    waits = f"cluster.setup=['until [ -e {go} ]; do sleep 0.1; done']"
+    runs = [shell.submit(f"cluster.nodelist={node}", "hardware.gpus_per_node=1", waits) for _ in range(2)]
+    jobs = ",".join(read_submission(run).job_id for run in runs)
+    deadline = time.monotonic() + 90
+    while shell.slurm("squeue", "-h", "-j", jobs, "-o", "%T").split() != ["RUNNING", "RUNNING"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    go.touch()
     devices = [rank["CUDA_VISIBLE_DEVICES"] for run in runs for rank in shell.completed(run, num_ranks=1)]
     assert sorted(devices) == ["0", "1"]
 

@@ -19,7 +19,7 @@ from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_attempts, read_submission
 from tests.slurm.conftest import SANDBOX, Sandbox, environment
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 NODES, GPUS = 128, 8
 DEADLINE_S = 240

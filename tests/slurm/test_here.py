@@ -83,5 +83,5 @@ def test_a_shell_outside_an_allocation_is_told_so(sandbox: Sandbox, tmp_path: Pa
     )
     assert answer.returncode == 2
     assert "launch.mode=here: needs an allocation" in answer.stderr
-    assert "salloc --nodes=2 first" in answer.stderr
+    assert "salloc --nodes=2 --ntasks-per-node=2 --cpus-per-task=1 --gpus-per-node=2 first" in answer.stderr
     assert not (tmp_path / "runs").exists()

@@ -16,6 +16,7 @@ import pytest
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_attempts, read_submission
 from hpctrain.worker.linux import parent_of
+from tests.slurm.conftest import start_now
 from tests.slurm.test_submit import Cluster, logs, losses, wait_until
 from tests.slurm.test_submit import cluster as cluster  # the fixture
 
@@ -122,6 +123,7 @@ def test_edits_while_a_job_waits_and_before_it_is_requeued_change_nothing(
     wait_until(lambda: read_attempts(run), f"the start of {run.root}")
     shutil.rmtree(source)
     cluster.slurm("scontrol", "requeue", job)
+    start_now(cluster.slurm, job)
     row = cluster.wait_for(run, ("COMPLETED", "FAILED"))
     assert (row["state"], row["attempt"]) == ("COMPLETED", 2), logs(run)
     log = rank_log(run)

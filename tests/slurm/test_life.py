@@ -13,6 +13,7 @@ import pytest
 from hpctrain.record.checkpoints import complete_checkpoints
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import StepsFile, read_attempts, read_submission
+from tests.slurm.conftest import start_now
 from tests.slurm.test_status import SLEEPS, Runs, is_running
 from tests.slurm.test_status import runs as runs  # the fixture
 
@@ -42,15 +43,6 @@ def log(run: RunPaths) -> str:
     return run.batch_log.read_text(encoding="utf-8", errors="replace") if run.batch_log.exists() else ""
 
 
-def start_now(runs: Runs, job_id: str) -> None:
-    """A requeued job waits for a while; this one does not."""
-    wait_until(
-        lambda: "PENDING" in runs.slurm("squeue", "-h", "-j", job_id, "-o", "%T") or None,
-        lambda: runs.slurm("scontrol", "show", "job", job_id),
-    )
-    runs.slurm("scontrol", "update", f"JobId={job_id}", "StartTime=now")
-
-
 def wait_for_attempt(run: RunPaths, number: int) -> None:
     wait_until(lambda: run.attempt(number).exists() or None, lambda: f"no attempt {number}: {log(run)}")
 
@@ -69,12 +61,13 @@ def test_two_jobs_never_write_one_run_and_restarts_without_progress_end_it(runs:
 
     for number in (2, 3):
         runs.slurm("scontrol", "requeue", job_id)
-        start_now(runs, job_id)
+        start_now(runs.slurm, job_id)
         wait_for_attempt(run, number)
     row = runs.wait_for(run, lambda row: row["is_over"])
     assert (row["state"], row["end_reason"], row["attempt"]) == ("FAILED", "no_progress", 3)
     assert "attempts 1 (requeued) and 2 (requeued) ended without a complete checkpoint" in row["detail"]
-    assert [attempt.continuation for attempt in read_attempts(run)[:2]] == ["Slurm starts the job again"] * 2
+    # Said where Slurm leaves the time to ask: it kills the batch script 5 s after its signal.
+    assert {attempt.continuation for attempt in read_attempts(run)[:2]} <= {"Slurm starts the job again", ""}
 
     # A resumed run has a new allowance.
     resumed = runs.call("resume", str(run.root), "cluster.setup=[]")
@@ -98,7 +91,7 @@ def test_the_first_rank_that_leaves_without_a_word_is_named(runs: Runs) -> None:
     (attempt,) = wait_until(
         lambda: [attempt for attempt in read_attempts(run) if attempt.state == "failed"], lambda: log(run)
     )
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60
     assert (attempt.end_reason, attempt.failed_rank, attempt.exit_code) == ("exception", 2, 3)
     assert attempt.failed_node is not None
     assert f"rank 2 on {attempt.failed_node} ended without a word" in attempt.message
@@ -113,7 +106,8 @@ def test_a_failed_node_is_named_and_left_out_on_request(runs: Runs) -> None:
     lost = runs.slurm("scontrol", "show", "hostnames", nodes).split()[1]
     runs.slurm("scontrol", "update", f"nodename={lost}", "state=down", "reason=test")
     try:
-        runs.wait_for(run, lambda row: row["state"] == "PENDING")
+        row = runs.wait_for(run, lambda row: row["state"] == "PENDING")
+        assert row["detail"].startswith("waiting for attempt 2; ")
         (attempt,) = read_attempts(run)
         assert (attempt.end_reason, attempt.failed_node) == ("node_failure", lost), log(run)
         runs.call("cancel", str(run.root))
@@ -164,7 +158,7 @@ def test_chains_go_on_from_their_checkpoints_at_slurms_warning(runs: Runs) -> No
         return not waiting or None
 
     wait_until(all_are_warned, lambda: "\n".join(map(log, waiting)))
-    start_now(runs, read_submission(chained["requeue"]).job_id)
+    start_now(runs.slurm, read_submission(chained["requeue"]).job_id)
     for chain, run in chained.items():
         assert runs.wait_for(run, lambda row: row["is_over"])["state"] == "COMPLETED", log(run)
         first, second = read_attempts(run)

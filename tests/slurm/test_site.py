@@ -20,7 +20,7 @@ from hpctrain.plan.run_plan import build_run_plan
 from hpctrain.plan.site_check import plan_on_site
 from tests.slurm.conftest import SANDBOX, Sandbox, environment
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slurm
 
 SOURCE = SANDBOX.parents[2]
 WORDS = ("model=tiny", "cluster=sandbox", "cluster.extra.hold=true")
@@ -101,13 +101,14 @@ def test_what_is_told_is_what_slurm_does(call: Call, sandbox: Sandbox) -> None:
     subprocess.run(["scancel", job_id], env=sandbox.env, check=True)
 
 
-def test_slurms_own_refusal_comes_with_the_sites_names(call: Call) -> None:
-    answer = call(*WORDS, "cluster.partition=nosuch", "--force")
+def test_slurms_own_refusal_comes_with_the_sites_names_and_leaves_no_run(call: Call, tmp_path: Path) -> None:
+    answer = call(*WORDS, "cluster.partition=nosuch", "--force", "run.root=runs")
     assert answer.returncode == 4
     assert "warning: --force: cluster.partition=nosuch" in answer.stderr
     assert "Invalid partition name specified" in answer.stderr
     assert "$ sbatch --parsable" in answer.stderr
     assert "partitions (cluster.partition=NAME): known: main, urgent" in answer.stderr
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [".code"]
 
 
 def test_doctor_tells_what_is_here(call: Call, sandbox: Sandbox) -> None:

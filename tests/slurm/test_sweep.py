@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_attempts, read_submission
 from hpctrain.record.schema import AttemptRecord
-from tests.slurm.conftest import SANDBOX, environment
+from tests.slurm.conftest import SANDBOX, Sandbox, start_now
 
 pytestmark = pytest.mark.slurm
 
@@ -29,12 +29,6 @@ WORDS = ("cluster=sandbox", "model=tiny", "training=launch_check")
 HELD = "cluster.extra.hold=true"
 DEADLINE_S = 120
 ODD_NAME = "my run (1) é|x"
-
-
-class Sandbox(Protocol):
-    """What the fixture of conftest.py gives."""
-
-    env: dict[str, str]
 
 
 def start(env: dict[str, str], root: Path, *words: str) -> subprocess.Popen[str]:
@@ -123,6 +117,7 @@ def test_what_is_requeued_starts_again_alone_in_its_own_folder(sandbox: Sandbox,
     for run, job_id in ((tasks[1], f"{array_job}_1"), (points[1], allocation_job)):
         wait_until(lambda run=run: read_attempts(run), f"{run.root} started")  # type: ignore[misc]
         slurm(sandbox.env, "scontrol", "requeue", job_id)
+        start_now(partial(slurm, sandbox.env), job_id)
     for run, count in zip([*tasks, *points], (1, 2, 1, 1, 2), strict=True):
         attempts = ended_attempts(run, count)
         assert [attempt.attempt for attempt in attempts] == list(range(1, count + 1))
@@ -156,52 +151,25 @@ def test_the_published_scaling_sweep_is_planned_and_refused_by_a_cluster_that_is
     assert not root.exists()
 
 
-def test_submission_from_inside_a_job_leaves_that_jobs_variables_outside(sandbox: Sandbox, root: Path) -> None:
-    words = [sys.executable, "-m", "hpctrain", *WORDS, "nodes=2", HELD, f'run.root="{root}"']
-    env = {**sandbox.env, "PYTHONPATH": str(SOURCE)}
-    subprocess.run(["srun", "-n1", "--mem=1G", *words], env=env, check=True, capture_output=True, timeout=DEADLINE_S)
-    (script,) = scripts_in_queue(sandbox.env, root)
-    submission = read_submission(RunPaths(Path(script).parent))
-    job = slurm(sandbox.env, "scontrol", "show", "job", submission.job_id)
-    assert "NumNodes=2-2 " in job
-    assert "NumTasks=4 " in job
-    assert submission.slurm_conf == sandbox.env["SLURM_CONF"]
-    slurm(sandbox.env, "scancel", submission.job_id)
-
-
-@pytest.fixture
-def own_sandbox(tmp_path: Path) -> Iterator[tuple[Path, dict[str, str]]]:
-    """One node without accounting, whose controller may be stopped."""
-    folder = tmp_path / "sandbox"
-    options = ["--name", f"w{os.getpid()}", "--nodes", "1", "--no-accounting"]
+def test_a_controller_that_is_away_during_submission_gets_the_job_once(sandbox: Sandbox, root: Path) -> None:
+    env, folder = sandbox.env, sandbox.slurm_conf.parent
+    subprocess.run([sys.executable, SANDBOX, "stop-controller", "--dir", folder], check=True, capture_output=True)
     try:
-        up = subprocess.run(
-            [sys.executable, SANDBOX, "up", "--dir", folder, *options], capture_output=True, text=True, check=True
-        )
-        (assignment,) = shlex.split(up.stdout)[1:]
-        yield folder, environment(Path(assignment.removeprefix("SLURM_CONF=")))
+        process = start(env, root, "nodes=1", HELD)
+        assert process.stderr is not None
+        told = ""
+        for line in process.stderr:
+            told += line
+            if "asks Slurm for the job" in line:
+                break
+        assert "Unable to contact slurm controller" in told
     finally:
-        subprocess.run([sys.executable, SANDBOX, "down", "--dir", folder], check=True, capture_output=True)
-
-
-def test_a_controller_that_is_away_during_submission_gets_the_job_once(
-    own_sandbox: tuple[Path, dict[str, str]], root: Path
-) -> None:
-    folder, env = own_sandbox
-    control = [sys.executable, str(SANDBOX)]
-    subprocess.run([*control, "stop-controller", "--dir", folder], check=True, capture_output=True)
-    process = start(env, root, "nodes=1", HELD)
-    assert process.stderr is not None
-    told = ""
-    for line in process.stderr:
-        told += line
-        if "asks Slurm for the job" in line:
-            break
-    assert "Unable to contact slurm controller" in told
-    subprocess.run([*control, "start-controller", "--dir", folder], check=True, capture_output=True)
+        subprocess.run([sys.executable, SANDBOX, "start-controller", "--dir", folder], check=True, capture_output=True)
     stdout, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, told + stderr
     (script,) = scripts_in_queue(env, root)
     submission = read_submission(RunPaths(Path(script).parent))
     assert f"job {submission.job_id}\n" in stdout
-    assert slurm(env, "squeue", "-h", "-a", "-o", "%i %k") == f"{submission.job_id} {submission.key}\n"
+    listed = slurm(env, "squeue", "-h", "-a", "-j", submission.job_id, "-o", "%i %k")
+    assert listed == f"{submission.job_id} {submission.key}\n"
+    slurm(env, "scancel", submission.job_id)

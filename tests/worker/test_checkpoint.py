@@ -162,12 +162,12 @@ def test_a_signal_during_a_save_ends_the_run_with_that_checkpoint_and_no_step_ho
     records = step_records(run)
     assert [record.step for record in records] == [1, 2, 3, 4]
     assert attempt.checkpoint_time_s > 4
-    assert max(record.step_time_s for record in records) < 2 < records[2].time_s - records[1].time_s
+    assert records[2].time_s - records[1].time_s - records[2].step_time_s > 2
     assert attempt.setup_time_s is not None
     assert failure.ended_at_s is not None
     in_steps_s = sum(record.step_time_s for record in records)
     lost_s = failure.ended_at_s - attempt.started_at_s - attempt.setup_time_s - in_steps_s
-    assert lost_s == pytest.approx(attempt.checkpoint_time_s, abs=1.5)
+    assert lost_s == pytest.approx(attempt.checkpoint_time_s, abs=3)
 
 
 def test_a_run_that_wants_no_checkpoint_at_a_stop(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_rank_that_cannot_come_to_the_end_of_its_step_leaves_at_the_deadline(t
         for process in ranks.processes:
             process.send_signal(signal.SIGUSR1)
         assert ranks.wait() == [TIME_LIMIT, TIME_LIMIT], ranks.logs()
-        assert 1.5 < time.monotonic() - started_s < 20
+        assert 1.5 < time.monotonic() - started_s < 60
     failure = read_record(run.failure(1), AttemptRecord)
     assert failure.end_reason == "time_limit"
     assert "stopped by SIGUSR1: the step or the save under way did not end within 2 s" in failure.message

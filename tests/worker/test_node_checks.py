@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from dataclasses import replace
 
-from hpctrain.worker.node_checks import _ranges, cpu_warnings, memlock_warnings
+from hpctrain.worker.node_checks import cpu_warnings, memlock_warnings
 from tests.worker.test_rank_env import SLURM, slurm
 
 
@@ -24,8 +24,3 @@ def test_low_limit_of_locked_memory() -> None:
     (text,) = memlock_warnings(65536, ["parallelism.offload with pin_memory=true", "InfiniBand adapters"], "n1")
     assert "node n1: locked memory is limited to 64 KiB (ulimit -l), less than 1.00 GiB" in text
     assert "pin_memory=true and InfiniBand adapters lock memory" in text
-
-
-def test_ranges_of_cpus() -> None:
-    assert _ranges([0, 1, 2, 3, 8, 10, 11]) == "0-3,8,10-11"
-    assert _ranges([]) == ""
