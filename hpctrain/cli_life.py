@@ -163,6 +163,7 @@ def _resume_one(run: RunPaths, request: ResumeRequest, hold: HoldPoint) -> tuple
     from hpctrain.record.reader import read_config, runs_folder
 
     with life.locked(run):
+        life.check_from_step(run, request.from_step)
         # Asked again: another resume may have come before.
         (status,) = collect_status([run])
         life.check_is_over(run, status, request.force)

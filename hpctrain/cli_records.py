@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -43,12 +44,13 @@ def report(words: Sequence[str]) -> int:
     for path in known.output:
         check_report_path(path)
     needs_steps = bool(known.against) or any(path.suffix.lower() == SUFFIXES[0] for path in known.output)
-    found = find_sources(known.folders)
+    folders = [folder for word in known.folders for folder in _sources_named(word)]
+    found = find_sources(folders)
     if len(found.runs) == 1 and not (found.logs or known.output or known.against or known.json):
         _tell(found.problems)
         print(write_summary(found.runs[0]))
         return EXIT_OK
-    frames = load_frames(known.folders, steps=needs_steps, samples=needs_steps)
+    frames = load_frames(folders, steps=needs_steps, samples=needs_steps)
     if frames.runs.empty:
         raise ConfigError("\n".join(frames.problems))
     if known.output or known.against:
@@ -56,7 +58,7 @@ def report(words: Sequence[str]) -> int:
     comparison = None
     if known.against:
         tolerance = DEFAULT_TOLERANCE if known.tolerance is None else known.tolerance
-        comparison = compare(frames, load_frames([known.against]), tolerance)
+        comparison = compare(frames, load_frames(_sources_named(known.against)), tolerance)
     for path in known.output:
         write_report(frames, path, comparison=comparison)
         print(printable(f"report {path}", kept=""))
@@ -69,6 +71,15 @@ def report(words: Sequence[str]) -> int:
     elif not known.output:
         print(render_text(frames))
     return EXIT_OK
+
+
+def _sources_named(word: str) -> list[Path]:
+    """A path that is there, also of a log, else runs by name or job id; what is not there is told by who reads it."""
+    if os.path.lexists(word):
+        return [Path(word)]
+    from hpctrain.launch.run_names import folders_named
+
+    return folders_named(word) or [Path(word)]
 
 
 def _tell(problems: Iterable[str]) -> None:
@@ -91,7 +102,6 @@ def _report_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--against",
-        type=Path,
         metavar="BASE",
         help="folder of baseline runs: change of each figure, exit code 5 if slower",
     )

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from hpctrain.errors import EXIT_OK, ConfigError, LaunchError
 from hpctrain.text_table import printable
 
 _EXIT_DIFFERENT = 1
+_DEFAULT_FOLDERS = ["runs"]
+"""Where no word is given; it need not be there yet."""
 
 
 def status(words: Sequence[str]) -> int:
@@ -26,30 +29,41 @@ def status(words: Sequence[str]) -> int:
     if known.watch and known.json:
         raise ConfigError("--watch: prints text; leave --json out, or ask once")
     from hpctrain.launch.jobs import collect_status
-    from hpctrain.launch.run_names import runs_in
+    from hpctrain.launch.run_names import folders_named, runs_in, unknown_run
     from hpctrain.launch.status_filter import filtered
 
+    folders = []
+    for word in known.folders:
+        found = folders_named(word)
+        if not found and "/" in word:
+            found = [Path(word)]  # reading it tells why not
+        elif not found and known.folders is not _DEFAULT_FOLDERS:
+            raise unknown_run(word)
+        folders += found
     states = [word for words_of_one in known.state for word in words_of_one.split(",")]
     filtered((), states, None)
     if known.watch:
         from hpctrain.launch.watch import watch
 
-        return watch(known.folders, lambda rows: filtered(rows, states, known.last))
+        return watch(folders, lambda rows: filtered(rows, states, known.last))
     # A thousand runs make many objects and hardly any garbage.
     gc.disable()
     try:
-        rows = filtered(collect_status(runs_in(known.folders)), states, known.last)
+        known_rows = collect_status(runs_in(folders))
     finally:
         gc.enable()
+    rows = filtered(known_rows, states, known.last)
     if known.json:
         print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
         return EXIT_OK
     from hpctrain.launch.status_table import status_table
     from hpctrain.launch.sweep_points import points_without_job
 
-    # A filter by state is about runs; points that have no job have none.
-    waiting = {} if known.state or known.last else points_without_job(rows, known.folders)
-    print(status_table(rows, terminal_width(), waiting))
+    waiting = points_without_job(known_rows, folders)
+    # A filter is about runs; points that have no job have none, and count in the total only.
+    totals = Counter(row.sweep for row in known_rows if row.sweep) + Counter(waiting)
+    shown = {} if known.state or known.last else waiting
+    print(status_table(rows, terminal_width(), shown, totals))
     return EXIT_OK
 
 
@@ -71,7 +85,7 @@ def _status_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="STATE",
-        help="running, waiting, done, failed, unknown, active, or a word of Slurm's; several with commas",
+        help="running, waiting, done, unknown, active, or a word of Slurm's: failed, cancelled, ...; several with commas",
     )
     parser.add_argument("--last", type=int, metavar="N", help="the N newest runs")
     return parser
@@ -81,7 +95,11 @@ def folder_parser(verb: str, help_text: str) -> argparse.ArgumentParser:
     """Words of a verb that looks at all runs below some folders."""
     parser = argparse.ArgumentParser(prog=f"python -m hpctrain {verb}", description=help_text)
     parser.add_argument(
-        "folders", nargs="*", type=Path, default=[Path("runs")], help="run folders, or folders that hold some"
+        "folders",
+        nargs="*",
+        default=_DEFAULT_FOLDERS,
+        metavar="RUN",
+        help="run folders, folders that hold some, names in ./runs, or job ids",
     )
     return parser
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpctrain.errors import EXIT_DOES_NOT_FIT, EXIT_OK
 from hpctrain.launch.held_signals import HeldSignals
-from hpctrain.launch.sweep import Planned, SweepResult, point_labels, submit_sweep
+from hpctrain.launch.point_labels import point_labels
+from hpctrain.launch.sweep import Planned, SweepResult, submit_sweep
 from hpctrain.launch.sweep_manifest import LeftOut
 from hpctrain.plan.slurm_request import SlurmRequest
 from hpctrain.secret_text import redact_override
@@ -26,6 +28,20 @@ def tell_warnings(of_points: Sequence[Sequence[str]]) -> None:
         print(printable(f"warning: {text}"), file=sys.stderr)
     if len(found) > _MAX_WARNINGS:
         print(f"warning: and {len(found) - _MAX_WARNINGS} more; plan -m shows each point", file=sys.stderr)
+
+
+def notes_of_points(of_points: Sequence[Sequence[str]]) -> list[str]:
+    """The notes of all points, each once; those that some points lack with the number of points they hold for.
+
+    >>> notes_of_points([("a", "b"), ("a", "c"), ("a", "c")])
+    ['note: a', 'note (1 of 3 points): b', 'note (2 of 3 points): c']
+    """
+    counts = Counter(text for notes in of_points for text in dict.fromkeys(notes))
+    total = len(of_points)
+    return [
+        f"note: {text}" if count == total else f"note ({count} of {total} points): {text}"
+        for text, count in counts.items()
+    ]
 
 
 def submit_planned_sweep(
@@ -46,6 +62,9 @@ def submit_planned_sweep(
         as_json: print it for machines.
         largest: tasks that an array of such a request may have.
     """
+    if not as_json:
+        for text in notes_of_points([plan.assumptions for _, plan in planned]):
+            print(printable(text))
     with HeldSignals() as held:
         result = submit_sweep(planned, left_out, root, largest, held)
         print(_json(result) if as_json else printable(_table(result)), flush=True)
@@ -69,19 +88,26 @@ def _table(result: SweepResult) -> str:
     rows += [
         (label, "does not fit", "-", point.reason) for label, point in zip(labels[len(points) :], left_out, strict=True)
     ]
-    num_jobs = sum(group.state == "submitted" for group in result.manifest.groups)
-    num_submitted = sum(point.state == "submitted" for point in points)
-    summary = f"{num_submitted} of {len(labels)} points submitted, as {num_jobs} job{'s' * (num_jobs != 1)}"
     table = aligned([("POINT", "STATE", "JOB", "RUN, OR WHY NOT"), *rows])
-    return f"{table}\n{summary}\nsweep {result.folder}"
+    return f"{table}\n{_summary(result, len(labels))}\nsweep {result.folder}"
+
+
+def _summary(result: SweepResult, num_points: int) -> str:
+    num_jobs = sum(group.state == "submitted" for group in result.manifest.groups)
+    num_submitted = sum(point.state == "submitted" for point in result.manifest.points)
+    if num_submitted and not result.num_new:
+        return f"{num_submitted} of {num_points} points have jobs already; nothing new was submitted"
+    new = f"; {result.num_new} newly submitted" if result.num_new < num_submitted else ""
+    return f"{num_submitted} of {num_points} points submitted, as {num_jobs} job{'s' * (num_jobs != 1)}{new}"
 
 
 def _json(result: SweepResult) -> str:
     folder, manifest = result.folder, result.manifest
     points = [vars(point) | {"path": str(folder / point.run)} for point in manifest.points]
     groups = [vars(group) for group in manifest.groups]
-    told = {"sweep": str(folder), "trouble": result.trouble, "groups": groups, "points": points}
-    return json.dumps(told | {"left_out": list(map(vars, manifest.left_out))}, indent=2)
+    told = {"sweep": str(folder), "trouble": result.trouble, "newly_submitted": result.num_new}
+    lists = {"groups": groups, "points": points, "left_out": list(map(vars, manifest.left_out))}
+    return json.dumps(told | lists, indent=2)
 
 
 def _how_to_go_on(result: SweepResult, words: Sequence[str]) -> str:

@@ -105,6 +105,15 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:,.2f} GiB" if num_bytes >= 0.1 * GIB else f"{num_bytes / MIB:,.1f} MiB"
 
 
+def counted(number: float, noun: str = "node") -> str:
+    """A count with its noun.
+
+    >>> counted(1), counted(1200)
+    ('1 node', '1,200 nodes')
+    """
+    return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
+
+
 def number_ranges(numbers: Iterable[int]) -> str:
     """Rising whole numbers, neighbours as a range.
 

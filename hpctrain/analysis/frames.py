@@ -22,10 +22,10 @@ from hpctrain.analysis.summary import summarise
 from hpctrain.analysis.validity import fastest_step_s, plan_problem
 from hpctrain.errors import RecordError
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.record.files import path_text, plain_text
+from hpctrain.record.files import path_text, plain_text, read_record
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_each_attempt, read_plan, search_runs
-from hpctrain.record.schema import AttemptRecord
+from hpctrain.record.schema import AttemptRecord, CancelRecord
 
 _DTYPES = {str: "string", int: "Int64", float: "Float64", bool: "boolean"}
 
@@ -205,6 +205,12 @@ def read_run(run: RunPaths) -> RunData:
     except OSError as error:
         problems.append(f"{run.steps}: {error.strerror}")
         lines = NO_STEPS
+    was_cancelled = False
+    if files.attempts and files.attempts[-1].state == "running":
+        try:
+            was_cancelled = _was_cancelled(run, files.attempts[-1])
+        except RecordError as error:
+            problems.append(str(error))
     return RunData(
         folder=path_text(run.root),
         plan=plan,
@@ -216,7 +222,16 @@ def read_run(run: RunPaths) -> RunData:
         first_damage=lines.first_damage,
         all_attempts_are_known=not files.problems,
         last_attempt_is_known=files.last_is_known,
+        was_cancelled=was_cancelled,
     )
+
+
+def _was_cancelled(run: RunPaths, last: AttemptRecord) -> bool:
+    """Whether a user ended the attempt's job; one that Slurm ends as it starts leaves no end."""
+    if not os.path.lexists(run.cancelled):
+        return False
+    note = read_record(run.cancelled, CancelRecord)
+    return last.job_id in note.job_ids and last.started_at_s <= note.cancelled_at_s
 
 
 def join_frames(runs: Sequence[RunFrames], problems: Sequence[str] = ()) -> Frames:

@@ -44,6 +44,8 @@ class RunData:
     """False: the file of one cannot be read, so neither time nor cost is known."""
     last_attempt_is_known: bool = True
     """False: nobody knows how the run stands."""
+    was_cancelled: bool = False
+    """A user cancelled the job of the last attempt after it began."""
 
     @property
     def steps(self) -> pd.DataFrame:

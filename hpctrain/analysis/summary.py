@@ -18,6 +18,7 @@ from hpctrain.analysis.validity import invalid_reasons, num_missing_steps, world
 from hpctrain.analysis.wall_clock import wall_clock
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.lines import number_problem
+from hpctrain.record.schema import AttemptRecord
 
 Columns = Mapping[str, NDArray[Any]]
 
@@ -89,8 +90,8 @@ def _with_recorded(row: RunSummary, data: RunData, steps: Columns) -> RunSummary
     peak_memory = int(steps["peak_memory_bytes"].max()) if len(curve) else None
     return replace(
         row,
-        state=last.state if last else ("unreadable" if data.problem else "not started"),
-        end_reason=last.end_reason if last else None,
+        state=_state(data, last),
+        end_reason="cancelled" if data.was_cancelled else last.end_reason if last else None,
         num_attempts=len(data.attempts),
         world_size=sizes.pop() if len(sizes) == 1 else None,
         num_recorded_steps=num_steps,
@@ -102,6 +103,12 @@ def _with_recorded(row: RunSummary, data: RunData, steps: Columns) -> RunSummary
         peak_memory_bytes=peak_memory,
         memory_error=_error(row.predicted_memory_bytes, peak_memory),
     )
+
+
+def _state(data: RunData, last: AttemptRecord | None) -> str:
+    if last is None:
+        return "unreadable" if data.problem else "not started"
+    return "failed" if data.was_cancelled else last.state
 
 
 def _error(predicted: float | None, measured: float | None) -> float | None:

@@ -147,4 +147,4 @@ def _state_reason(summary: RunSummary, attempts: tuple[AttemptRecord, ...]) -> s
     place = "" if last.failed_rank is None else f" at rank {last.failed_rank}"
     place += f" on {last.failed_node}" if last.failed_node else ""
     message = f": {last.message.splitlines()[0]}" if last.message.strip() else ""
-    return f"failed ({last.end_reason}){place}, {progress}{message}"
+    return f"failed ({summary.end_reason}){place}, {progress}{message}"

@@ -20,6 +20,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from hpctrain.config.build import build_config, config_fields, takes_text
 from hpctrain.config.experiments import GROUP, SWEEP_KEY, experiment_file, stated_groups, sweep_blocks
 from hpctrain.config.schema import Config
+from hpctrain.config.shell_hint import shell_variable_hint
 from hpctrain.config.sweep_axes import Axis, can_be_set, plain_values, refers_to_others, settable_axes, with_value
 from hpctrain.errors import ConfigError, Problem, known_names_hint
 from hpctrain.secret_text import redact_override
@@ -395,4 +396,4 @@ def _composition_message(error: Exception, extra_dirs: Sequence[Path]) -> str:
     key = error.full_key if isinstance(error, OmegaConfBaseException) else None
     if isinstance(error, MissingMandatoryValue):
         return f"{key}=???: must be given"
-    return f"{key}: {text[0]}" if key else text[0]
+    return f"{key}: {text[0]}{shell_variable_hint(key)}" if key else text[0]

@@ -19,7 +19,7 @@ from hpctrain.record.files import write_record
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_submission
 from hpctrain.record.schema import SCHEMA_VERSION, CancelRecord, SubmissionRecord
-from hpctrain.units import number_ranges
+from hpctrain.units import counted, number_ranges
 
 _MAX_WORDS_BYTES = 100_000
 _GONE = ("already completing or completed", "Invalid job id")
@@ -106,7 +106,7 @@ def _cancel_slurm(
         row = rows[path]
         trouble = [refused[key] for job_id in of_run if (key := _refused_key(job_id, refused))]
         shared = [other.run for other in rows.values() if other.path != path and other.job_id == row.job_id]
-        also = f", which runs {len(shared)} other points too" if shared and "_" not in row.job_id else ""
+        also = f", which runs {counted(len(shared), 'other point')} too" if shared and "_" not in row.job_id else ""
         if trouble:
             answers[path] = Cancelled(row.run, False, trouble[0])
         else:

@@ -144,6 +144,7 @@ def _told_in(last: AttemptRecord, following: NextStart) -> AttemptRecord:
     return dataclasses.replace(
         last,
         end_reason=following.refusal.reason,
+        exit_code=following.refusal.exit_code,
         message=f"{last.end_reason}: {last.message}",
         continuation=following.told,
     )

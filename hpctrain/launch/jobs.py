@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpctrain.launch.local_run import judge_local
 from hpctrain.launch.lost_answer import complete_record
+from hpctrain.launch.point_labels import labels_in
 from hpctrain.launch.run_glance import PlanNumbers, RunGlance, StepsTail, read_glance
 from hpctrain.launch.run_state import Verdict, judge, of_marker
 from hpctrain.launch.slurm_board import SlurmBoard, slurm_of
@@ -67,6 +69,8 @@ class RunStatus:
     last_step_at_s: float | None
     stale_since_s: float | None
     """Unix time since when Slurm has not answered; None: it has."""
+    point: str = ""
+    """Of a sweep's point the overrides that not all points share; empty: it is none."""
 
 
 def collect_status(runs: Sequence[RunPaths]) -> list[RunStatus]:
@@ -86,7 +90,8 @@ class StatusBoard:
         self._slurm = SlurmBoard()
         self._glances: dict[Path, RunGlance] = {run.root: read_glance(run) for run in runs}
         self._rows: dict[Path, tuple[int, RunStatus]] = {}
-        self._sweeps: dict[Path, str] = {}
+        self._sweeps: dict[Path, dict[str, str] | None] = {}
+        """Labels of the points by the names of their runs; None: the folder is no sweep."""
         self._is_first = True
 
     def add(self, runs: Sequence[RunPaths]) -> None:
@@ -94,6 +99,11 @@ class StatusBoard:
         for run in runs:
             if run.root not in self._glances:
                 self._glances[run.root] = read_glance(run)
+
+    @property
+    def sweep_sizes(self) -> Counter[str]:
+        """How many of the runs each sweep has, by its folder, after a look."""
+        return Counter(str(root.parent) for root in self._glances if self._sweeps.get(root.parent) is not None)
 
     @property
     def next_question_s(self) -> float:
@@ -131,10 +141,11 @@ class StatusBoard:
         predicted_s = plan.predicted_step_time_s
         is_running = verdict.state == "RUNNING"
         pace_s = step_time_s or predicted_s
+        labels = self._labels_in(glance.run.root.parent)
         return RunStatus(
             run=glance.run.root.name,
             path=str(glance.run.root),
-            sweep=self._sweep_of(glance.run.root.parent),
+            sweep=str(glance.run.root.parent) if labels is not None else "",
             job_id=verdict.job_id or (submission.job_id if submission is not None else ""),
             state=verdict.state,
             detail=verdict.detail,
@@ -161,6 +172,7 @@ class StatusBoard:
             submitted_at_s=submission.submitted_at_s if submission is not None else None,
             last_step_at_s=last.time_s if last is not None else None,
             stale_since_s=stale_since_s,
+            point=(labels or {}).get(glance.run.root.name, ""),
         )
 
     def _judged(self, glance: RunGlance, now_s: float) -> tuple[Verdict, float | None, float | None]:
@@ -182,9 +194,9 @@ class StatusBoard:
         expected_s = next((start_s for start_s in starts if start_s is not None), None)
         return verdict, stale_since_s, expected_s if verdict.state in WAITING else None
 
-    def _sweep_of(self, parent: Path) -> str:
+    def _labels_in(self, parent: Path) -> dict[str, str] | None:
         if parent not in self._sweeps:
-            self._sweeps[parent] = str(parent) if (parent / SWEEP_MANIFEST).is_file() else ""
+            self._sweeps[parent] = labels_in(parent) if (parent / SWEEP_MANIFEST).is_file() else None
         return self._sweeps[parent]
 
 

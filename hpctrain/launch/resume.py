@@ -98,6 +98,17 @@ def check_is_over(run: RunPaths, status: RunStatus, force: bool) -> None:
         )
 
 
+def check_from_step(run: RunPaths, from_step: int | None) -> None:
+    """Raises ConfigError where there is no complete checkpoint of this step."""
+    steps = [checkpoint.step for checkpoint in read_checkpoints(run).complete] if from_step else []
+    if from_step and from_step not in steps:
+        listed = ", ".join(map(str, steps)) or "none"
+        raise ConfigError(
+            f"--from-step {from_step}: there is no complete checkpoint of this step; there are: {listed};"
+            " 0 begins at step 1 again"
+        )
+
+
 def resumed_config(run: RunPaths, config: Config, request: ResumeRequest) -> ResumeChanges:
     """The configuration to go on with.
 
@@ -197,12 +208,7 @@ def checkpoint_to_go_on_from(run: RunPaths, plan: RunPlan, config: Config, from_
     if damaged and not complete and from_step is None:
         raise ConfigError(f"no checkpoint can be used: {'; '.join(damaged)}; --from-step 0 begins at step 1 again")
     if from_step is not None:
-        steps = [checkpoint.step for checkpoint in complete]
-        if from_step and from_step not in steps:
-            listed = ", ".join(map(str, steps)) or "none"
-            raise ConfigError(
-                f"--from-step {from_step}: there is no complete checkpoint of this step; there are: {listed}"
-            )
+        check_from_step(run, from_step)
         complete = [checkpoint for checkpoint in complete if checkpoint.step <= from_step]
     if not complete or plan.payload != "train":
         return None

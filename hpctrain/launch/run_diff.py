@@ -66,12 +66,18 @@ def diff_runs(a: RunPaths, b: RunPaths) -> RunDiff:
             not_compared.append(f"{section}: nothing recorded in {' and '.join(run.root.name for run in lacking)}")
             continue
         left, right = values[0] or {}, values[1] or {}
-        keys = dict.fromkeys([*left, *right])
+        keys = [key for key in dict.fromkeys([*left, *right]) if not _is_filled_in_one(key, left, right)]
         differences += [
             Difference(section, key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)
         ]
     differences += _script_differences(a, b, not_compared)
     return RunDiff(path_text(a.root), path_text(b.root), tuple(differences), tuple(not_compared))
+
+
+def _is_filled_in_one(key: str, left: dict[str, Any], right: dict[str, Any]) -> bool:
+    """Whether the key is an empty mapping in one run and a filled one in the other, whose keys are told."""
+    empty, other = (left, right) if key in left else (right, left)
+    return empty[key] == {} and key not in other and any(not key or name.startswith(f"{key}.") for name in other)
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

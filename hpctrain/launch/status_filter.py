@@ -8,18 +8,18 @@ from hpctrain.errors import ConfigError, known_names_hint
 from hpctrain.launch.jobs import RunStatus
 from hpctrain.launch.slurm_states import ACTIVE, FINISHED, WAITING
 
-GROUPS = ("running", "waiting", "done", "failed", "unknown", "active")
+GROUPS = ("running", "waiting", "done", "unknown", "active")
 _WORDS = FINISHED | ACTIVE | {"SUBMITTED", "LAUNCH_FAILED", "UNKNOWN"}
 
 
 def group_of(row: RunStatus) -> str:
-    """One of running, waiting, done, failed, unknown."""
+    """One of running, waiting, done, unknown; a bad end by its own word: failed, cancelled, timeout, ..."""
     if row.state == "UNKNOWN":
         return "unknown"
     if row.state == "COMPLETED":
         return "done"
     if row.is_over or row.state == "LAUNCH_FAILED":
-        return "failed"
+        return row.state.lower()
     return "waiting" if row.state in WAITING or row.state == "SUBMITTED" else "running"
 
 
@@ -28,7 +28,7 @@ def filtered(rows: Sequence[RunStatus], words: Sequence[str], last: int | None) 
 
     Args:
         rows: oldest first.
-        words: groups (``failed``: every bad end) or words of Slurm, in any case; none: all.
+        words: groups or words of Slurm, in any case; none: all.
         last: None: all.
 
     Raises:
@@ -36,7 +36,7 @@ def filtered(rows: Sequence[RunStatus], words: Sequence[str], last: int | None) 
     """
     for word in words:
         if word.lower() not in GROUPS and word.upper() not in _WORDS:
-            hint = known_names_hint(word.lower(), [*GROUPS, *(known.lower() for known in _WORDS)])
+            hint = known_names_hint(word.lower(), {*GROUPS, *(known.lower() for known in _WORDS)})
             raise ConfigError(f"--state={word}: is no state; {hint}")
     kept = [row for row in rows if not words or any(_matches(row, word) for word in words)]
     return kept if last is None else kept[-last:] if last else []

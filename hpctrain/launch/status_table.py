@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +15,14 @@ from hpctrain.units import duration_in_words
 
 _DETAIL_WIDTH = 100
 _LEAST_DETAIL, _LEAST_NAME = 28, 16
+_LEAST_POINT = 24
+"""Columns that a point of a sweep keeps while others than the step can go."""
 _GOOD_DETAIL = 60
 """Columns of lesser use are dropped for a reason of this length."""
 _LESSER_USE = 5
 _GAP = 2
+_FIRST, _LAST = ("running", "waiting", "done"), ("unknown",)
+"""Groups of runs before and after the bad ends."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,10 @@ _COLUMNS = (
 
 
 def status_table(
-    rows: Sequence[RunStatus], width: int | None = None, not_submitted: dict[str, int] | None = None
+    rows: Sequence[RunStatus],
+    width: int | None = None,
+    not_submitted: Mapping[str, int] | None = None,
+    totals: Mapping[str, int] | None = None,
 ) -> str:
     """An aligned table, runs of a sweep below its summary; ``-`` where nothing was measured yet.
 
@@ -71,13 +78,14 @@ def status_table(
         rows: oldest first.
         width: columns of the terminal; None: as wide as it gets.
         not_submitted: by sweep folder, how many of its points have no job yet.
+        totals: by sweep folder, how many points it has, where rows are a choice.
     """
     if not rows and not not_submitted:
         return "no runs"
     groups: dict[str, list[RunStatus]] = {}
     for row in rows:
         groups.setdefault(row.sweep or row.path, []).append(row)
-    names = {row.path: f"{'  ' if row.sweep else ''}{printable(row.run, kept='')}" for row in rows}
+    names = {row.path: _name(row) for row in rows}
     columns = [column for column in _COLUMNS if _is_told(column, rows, width)]
     table = _fitting(rows, names, columns, width)
     lines = dict(zip(names, table[1:], strict=True))
@@ -85,21 +93,29 @@ def status_table(
     for key in dict.fromkeys([*groups, *(not_submitted or {})]):
         members = groups.get(key, [])
         if not members or members[0].sweep:
-            text.append(_cut(sweep_summary(key, members, (not_submitted or {}).get(key, 0)), width))
+            summary = sweep_summary(key, members, (not_submitted or {}).get(key, 0), (totals or {}).get(key, 0))
+            text.append(_cut(summary, width))
         text += [lines[row.path] for row in members]
     return "\n".join(text)
 
 
-def sweep_summary(folder: str, rows: Sequence[RunStatus], not_submitted: int) -> str:
-    """One line: how many points of a sweep are in which state."""
+def sweep_summary(folder: str, rows: Sequence[RunStatus], not_submitted: int, total: int = 0) -> str:
+    """One line: how many points of a sweep are in which state; of how many, where some are not shown."""
     counts = Counter(group_of(row) for row in rows)
-    parts = [
-        f"{counts[group]} {group}" for group in ("running", "waiting", "done", "failed", "unknown") if counts[group]
-    ]
+    ends = sorted(set(counts).difference(_FIRST, _LAST))
+    parts = [f"{counts[group]} {group}" for group in (*_FIRST, *ends, *_LAST) if counts[group]]
     if not_submitted:
         parts.append(f"{not_submitted} not submitted")
     hours = sum(row.gpu_hours for row in rows)
-    return f"sweep {printable(Path(folder).name, kept='')}: {', '.join(parts) or 'no points'}; {hours:,.1f} GPU-h"
+    shown = f"{len(rows)} of {total} points: " if len(rows) + not_submitted < total else ""
+    name = printable(Path(folder).name, kept="")
+    return f"sweep {name}: {shown}{', '.join(parts) or 'no points'}; {hours:,.1f} GPU-h"
+
+
+def _name(row: RunStatus) -> str:
+    """Points of a sweep are set in, with what tells them apart."""
+    name = " ".join(filter(None, (row.run, row.point)))
+    return f"{'  ' if row.sweep else ''}{printable(name, kept='')}"
 
 
 def _is_told(column: _Column, rows: Sequence[RunStatus], width: int | None) -> bool:
@@ -122,7 +138,8 @@ def _fitting(rows: Sequence[RunStatus], names: dict[str, str], columns: list[_Co
         others = [column for column in columns if column.rank > 0 and column.name != "detail"]
         least_detail = _GOOD_DETAIL if any(column.rank >= _LESSER_USE for column in others) else _LEAST_DETAIL
         room = width - fixed - (min(least_detail, widths[-1]) if has_detail else 0)
-        if room >= min(widths[0], _LEAST_NAME) or not columns:
+        is_wide = any(row.point for row in rows) and any(column.rank > 1 for column in others)
+        if room >= min(widths[0], _LEAST_POINT if is_wide else _LEAST_NAME) or not columns:
             name_width = min(widths[0], max(room, 1))
             cells = [[_middle_cut(cell[0], name_width), *cell[1:]] for cell in cells]
             return [_cut(line, width) for line in aligned(cells).splitlines()]

@@ -19,6 +19,7 @@ from hpctrain.launch.held_signals import HeldSignals
 from hpctrain.launch.interpreter import interpreter
 from hpctrain.launch.job_search import FoundJob
 from hpctrain.launch.lost_answer import find_job
+from hpctrain.launch.point_labels import point_labels
 from hpctrain.launch.run_folder import code_text, create_point_folder
 from hpctrain.launch.sbatch import Submission
 from hpctrain.launch.submit import new_key, slurm_record, submit_patiently, submitting_environment
@@ -125,22 +126,14 @@ def _num_shapes(planned: Planned) -> int:
     return len({point_shape(point.config, plan.slurm) for point, plan in planned})
 
 
-def point_labels(overrides: Sequence[Sequence[str]]) -> list[str]:
-    """For each point the overrides that not all of them share.
-
-    >>> point_labels([("model=tiny", "nodes=1"), ("model=tiny", "nodes=2")])
-    ['nodes=1', 'nodes=2']
-    """
-    shared = set(overrides[0]).intersection(*overrides[1:]) if len(overrides) > 1 else set()
-    return [" ".join(word.lstrip("+") for word in words if word not in shared) or "-" for words in overrides]
-
-
 @dataclass(frozen=True)
 class SweepResult:
     """What a call did."""
 
     folder: Path
     manifest: SweepManifest
+    num_new: int = 0
+    """Points that this call submitted."""
     trouble: str = ""
     """Why it stopped before the end; empty if it did not."""
     exit_code: int = 0
@@ -163,7 +156,8 @@ def submit_sweep(
         held: a signal ends it between two submissions.
 
     Raises:
-        LaunchError: the sweep of this name has other points, or is being submitted by another process.
+        ConfigError: the sweep of this name has other points.
+        LaunchError: it is being submitted by another process, or its folder cannot be used.
     """
     name = planned[0][0].config.launch.sweep_name
     folder = root / (name or f"sweep-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
@@ -191,6 +185,7 @@ class _Sweep:
     ) -> None:
         self._folder = folder
         self._held = held
+        self._num_new = 0
         self._launch = planned[0][0].config.launch
         names = identities([point.config for point, _ in planned])
         self._planned: Mapping[str, tuple[Point, RunPlan]] = dict(zip(names, planned, strict=True))
@@ -203,7 +198,7 @@ class _Sweep:
     def _check_same_points(self) -> None:
         others = [point for point in self._manifest.points if point.identity not in self._planned]
         if others:
-            raise LaunchError(
+            raise ConfigError(
                 f"launch.sweep_name={self._folder.name}: {len(others)} of its {len(self._manifest.points)} points are not"
                 f" in this command, the first: {' '.join(others[0].overrides)}; repeat the command of the sweep"
                 " (with further points, if you like), or take another name"
@@ -224,12 +219,12 @@ class _Sweep:
             return self._stopped(error)
         except OSError as error:
             trouble = f"{error.filename or self._folder}: cannot be written ({error.strerror})"
-            return SweepResult(self._folder, self._manifest, trouble, LaunchError.exit_code)
-        return SweepResult(self._folder, self._manifest)
+            return SweepResult(self._folder, self._manifest, self._num_new, trouble, LaunchError.exit_code)
+        return SweepResult(self._folder, self._manifest, self._num_new)
 
     def _stopped(self, error: LaunchError) -> SweepResult:
         """A sweep of which Slurm refused the first job leaves nothing behind, unless it can go on later."""
-        result = SweepResult(self._folder, self._manifest, str(error), error.exit_code)
+        result = SweepResult(self._folder, self._manifest, self._num_new, str(error), error.exit_code)
         if type(error) is LaunchError and not any(
             group.state in (*HAS_A_JOB, *MAY_HAVE_A_JOB) for group in self._manifest.groups
         ):
@@ -308,6 +303,7 @@ class _Sweep:
             self._note(dataclasses.replace(group, state=_state_after(error), reason=str(error).splitlines()[0]))
             raise
         group = submitted(group, job)
+        self._num_new += group.num_points
         self._note(group)
         self._write_records(group)
         submission.forget_answer()

@@ -46,7 +46,7 @@ def watch(folders: Sequence[Path], choose: Choice) -> int:
     if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
         with contextlib.suppress(KeyboardInterrupt), _keys() as key_pressed:
             rows = _show_live(board, looks, key_pressed)
-        print(status_table(rows, shutil.get_terminal_size().columns))
+        print(status_table(rows, shutil.get_terminal_size().columns, totals=board.sweep_sizes))
     else:
         with contextlib.suppress(KeyboardInterrupt):
             _print_changes(looks)
@@ -72,13 +72,13 @@ def _show_live(
     rows: list[RunStatus] = []
     with Live(console=Console(), screen=True, auto_refresh=False) as live:
         for rows in looks:
-            live.update(Text(_screen(rows, board.next_question_s), no_wrap=True), refresh=True)
+            live.update(Text(_screen(rows, board), no_wrap=True), refresh=True)
             if key_pressed(_REFRESH_S):
                 break
     return rows
 
 
-def _screen(rows: Sequence[RunStatus], next_question_s: float) -> str:
+def _screen(rows: Sequence[RunStatus], board: StatusBoard) -> str:
     """As many runs as the terminal has lines: those that are not over first, then the newest."""
     width, height = shutil.get_terminal_size()
     shown = list(rows)
@@ -87,10 +87,10 @@ def _screen(rows: Sequence[RunStatus], next_question_s: float) -> str:
         by_use = sorted(enumerate(shown), key=lambda item: (item[1].is_over, -item[0]))[:room]
         shown = [row for _, row in sorted(by_use)]
     hidden = f"; {len(rows) - len(shown)} more" if len(shown) < len(rows) else ""
-    wait_s = max(0, round(next_question_s - time.time()))
-    slurm = f"; Slurm is asked again in {wait_s} s" if next_question_s else ""
+    wait_s = max(0, round(board.next_question_s - time.time()))
+    slurm = f"; Slurm is asked again in {wait_s} s" if board.next_question_s else ""
     head = f"{time.strftime('%H:%M:%S')}  {len(rows)} runs{hidden}{slurm}; q leaves"
-    return f"{head[:width]}\n\n{status_table(shown, width)}"
+    return f"{head[:width]}\n\n{status_table(shown, width, totals=board.sweep_sizes)}"
 
 
 @contextlib.contextmanager

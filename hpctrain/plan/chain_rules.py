@@ -6,7 +6,7 @@ import math
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import Problem
-from hpctrain.units import duration_in_words, stated_limit_s
+from hpctrain.units import counted, duration_in_words, stated_limit_s
 
 
 def chain_problems(config: Config) -> tuple[Problem, ...]:
@@ -94,5 +94,6 @@ def chain_notes(config: Config, step_time_s: float | None) -> tuple[str, ...]:
         work_s = config.training.num_steps * step_time_s
         why = f"{duration_in_words(work_s)} of steps as predicted, in jobs of {duration_in_words(usable_s)}; {why}"
     return (
-        f"launch.chain=dependency: {count} more jobs of this script are submitted, each after the one before ({why})",
+        f"launch.chain=dependency: {counted(count, 'more job')} of this script {'is' if count == 1 else 'are'}"
+        f" submitted, each after the one before ({why})",
     )

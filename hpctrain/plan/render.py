@@ -7,7 +7,7 @@ import json
 from hpctrain.plan.azureml_job import AzureMlTarget, azureml_job_text
 from hpctrain.plan.render_scripts import UNNAMED_RUN_DIR, UNNAMED_SNAPSHOT, planned_script
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.units import duration_in_words, gib, parse_slurm_time, short_count
+from hpctrain.units import counted, duration_in_words, gib, parse_slurm_time, short_count
 
 
 def render_plan(plan: RunPlan, python: str) -> str:
@@ -50,7 +50,7 @@ def _facts(plan: RunPlan) -> str:
         ("parameters", f"{plan.num_parameters:,} ({short_count(plan.num_parameters)})"),
         (
             "layout",
-            f"{layout.num_nodes} nodes x {layout.gpus_per_node} = {layout.world_size:,} {place} ({plan.hardware_name}),"
+            f"{counted(layout.num_nodes)} x {layout.gpus_per_node} = {layout.world_size:,} {place} ({plan.hardware_name}),"
             f" data parallel {layout.data_parallel_degree:,}, {plan.parallelism_name}",
         ),
         (

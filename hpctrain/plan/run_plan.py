@@ -123,7 +123,7 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         name=name,
         assumptions=(
             *assumptions,
-            *choice.assumptions,
+            *(choice.assumptions if config.training.payload == "train" else ()),
             *chain_notes(config, prediction.step_time_s if prediction else None),
         ),
         warnings=_warnings(config, layout),

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from hpctrain.errors import Problem, known_names_hint
 from hpctrain.plan.site_limits import Accounting, Association, Limits, Partition, Qos, Site
 from hpctrain.plan.site_need import Need
-from hpctrain.plan.site_nodes import counted
-from hpctrain.units import MIB, duration_in_words, gib, slurm_time
+from hpctrain.units import MIB, counted, duration_in_words, gib, slurm_time
 
 
 @dataclass(frozen=True)

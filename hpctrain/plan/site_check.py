@@ -24,13 +24,12 @@ from hpctrain.plan.site_derive import (
     derive_gpu_form,
     derive_gpu_type,
     gpu_form_problems,
-    memory_warnings,
+    memory_verdict,
     told_defaults,
 )
 from hpctrain.plan.site_limits import Partition, Qos, Site
 from hpctrain.plan.site_need import Need, asked_partitions, request_need
 from hpctrain.plan.site_nodes import (
-    counted,
     feature_problems,
     named_nodes_problems,
     named_nodes_warnings,
@@ -38,7 +37,7 @@ from hpctrain.plan.site_nodes import (
     short_list,
 )
 from hpctrain.plan.slurm_request import SlurmRequest
-from hpctrain.units import duration_in_words, slurm_time
+from hpctrain.units import counted, duration_in_words, slurm_time
 
 _MAX_OFFERED = 3
 
@@ -120,15 +119,16 @@ def hold_against_site(
         for problem in verdict.problems
     ]
     first = possible[0].partition
+    too_large, memory_doubts = memory_verdict(need, [verdict.partition for verdict in possible], host_bytes_per_node)
     warnings += [
         *named_nodes_warnings(need, site),
         *_reservation_warnings(need, site),
-        *memory_warnings(need, first, host_bytes_per_node),
+        *memory_doubts,
         *_requeue_warnings(request, first, site),
     ]
     return SiteVerdict(
         request,
-        (),
+        too_large,
         tuple(dict.fromkeys(warnings)),
         (*told_defaults(need, cluster, first), *notes),
     )

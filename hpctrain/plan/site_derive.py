@@ -147,15 +147,43 @@ def told_defaults(need: Need, cluster: ClusterConfig, partition: Partition) -> l
     return told
 
 
-def memory_warnings(need: Need, partition: Partition, host_bytes: int) -> list[str]:
-    """Where the plan's host memory is more than the job would get, or than the nodes have."""
-    have = [group.shape.memory_mib for group in _candidates(partition.kinds, need)]
-    needed = gib(host_bytes)
-    if have and host_bytes > max(have) * MIB:
-        return [
-            f"memory: the plan estimates {needed} of host memory a node; those of partition {partition.name} have"
-            f" {gib(max(have) * MIB)}"
-        ]
+def memory_verdict(
+    need: Need, partitions: Sequence[Partition], host_bytes: int
+) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
+    """Where the plan's host memory is more than nodes have, or than the job would get of them: problems, warnings.
+
+    It is a problem where none of these partitions, each of which Slurm could choose, has nodes with so much.
+    """
+    most = {partition.name: _most_memory_mib(partition, need) for partition in partitions}
+    short = [_short_of_memory(host_bytes, name, mib) for name, mib in most.items() if mib and host_bytes > mib * MIB]
+    if len(short) == len(partitions):
+        return tuple(short), ()
+    enough = next(partition for partition in partitions if not 0 < most[partition.name] * MIB < host_bytes)
+    doubts = [str(dataclasses.replace(problem, fix="")) for problem in short]
+    return (), (*doubts, *_given_memory_warnings(need, enough, host_bytes))
+
+
+def _most_memory_mib(partition: Partition, need: Need) -> int:
+    """Of a node that could run it; 0: not known. Slurm takes a node of unstated RealMemory for one of 1 MiB, slurm.conf(5)."""
+    most = max((group.shape.memory_mib for group in _candidates(partition.kinds, need)), default=0)
+    return most if most > 1 else 0
+
+
+def _short_of_memory(host_bytes: int, partition: str, most_mib: int) -> Problem:
+    there = most_mib * MIB
+    rule = (
+        f"the plan's estimate of host memory a node; those of partition {partition} have {gib(there)}, short by"
+        f" {gib(host_bytes - there)}"
+    )
+    fix = (
+        "a smaller model or training.micro_batch_size, more nodes, or a cluster.partition of larger nodes; --force"
+        " submits all the same"
+    )
+    return Problem("memory.host", gib(host_bytes), rule, fix, kind="memory")
+
+
+def _given_memory_warnings(need: Need, partition: Partition, host_bytes: int) -> list[str]:
+    """Where Slurm gives the job less of a node than the plan needs."""
     given = need.memory_of_node_mib(partition)
     whole = need.memory_mib is None and (need.whole_nodes or partition.gives_whole_nodes)
     if given and host_bytes > given * MIB and not whole:
@@ -164,6 +192,6 @@ def memory_warnings(need: Need, partition: Partition, host_bytes: int) -> list[s
         else:
             stated = f"cluster.memory_per_node not stated: Slurm gives {gib(default_memory_mib(need, partition) * MIB)}"
         return [
-            f"{stated} a node, the plan estimates {needed} of host memory; cluster.memory_per_node=0 asks for all of it"
+            f"{stated} a node, the plan estimates {gib(host_bytes)} of host memory; cluster.memory_per_node=0 asks for all of it"
         ]
     return []

@@ -9,9 +9,9 @@ from hpctrain.errors import known_names_hint
 from hpctrain.plan.site_accounts import allowed_qos, association_of, levels, limit_words
 from hpctrain.plan.site_limits import Site
 from hpctrain.plan.site_need import Need, asked_partitions, request_need
-from hpctrain.plan.site_nodes import counted, memory_words, short_list
+from hpctrain.plan.site_nodes import memory_words, short_list
 from hpctrain.plan.slurm_request import SlurmRequest
-from hpctrain.units import slurm_time
+from hpctrain.units import counted, slurm_time
 
 
 def site_hint(stderr: str, request: SlurmRequest, site: Site) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hpctrain.errors import Problem, known_names_hint, nearest_names
 from hpctrain.plan.site_limits import NodeGroup, NodeShape, Partition, Site
 from hpctrain.plan.site_need import Need
-from hpctrain.units import GIB, MIB, gib
+from hpctrain.units import GIB, MIB, counted, gib
 
 _MAX_LISTED = 8
 _CPUS_KEY = "cluster.cpus_per_task"
@@ -323,15 +323,6 @@ def short_list(found: Iterable[str]) -> str:
     listed = list(found)
     more = f", ... ({len(listed)})" if len(listed) > _MAX_LISTED else ""
     return ", ".join(listed[:_MAX_LISTED]) + more
-
-
-def counted(number: float, noun: str = "node") -> str:
-    """A count with its noun.
-
-    >>> counted(1), counted(1200)
-    ('1 node', '1,200 nodes')
-    """
-    return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
 
 
 def memory_words(memory_mib: int) -> str:

@@ -23,6 +23,8 @@ from hpctrain.secret_text import holds_secret, redact_text
 from hpctrain.units import duration_in_words, parse_slurm_time, stated_limit_s
 
 _SHORT_LIMIT_S = 600
+_SIGNAL_MAY_BE_EARLY_S = 60
+"""Source: sbatch(1), --signal: Slurm looks at times now and then, so that the signal may come up to 60 s before its time."""
 _SRUN_OWN = frozenset(
     "output error input export nodes ntasks ntasks-per-node cpus-per-task open-mode jobid multi-prog pty container-image"
     " container-mounts".split()
@@ -174,6 +176,13 @@ def request_warnings(cluster: ClusterConfig, hardware: HardwareConfig, layout: L
         words = duration_in_words(limit_s)
         warnings.append(
             f"cluster.time={cluster.time} is {words}: short for {layout.num_nodes} nodes; hours are H:MM:SS"
+        )
+    lead_s = cluster.signal_lead_s
+    if limit_s is not None and cluster.signal and lead_s < limit_s <= lead_s + _SIGNAL_MAY_BE_EARLY_S:
+        warnings.append(
+            f"cluster.signal_lead_s={lead_s}: Slurm may send {cluster.signal} up to {_SIGNAL_MAY_BE_EARLY_S} s earlier, and"
+            f" cluster.time={cluster.time} is {limit_s} s: the run may be told to stop as soon as it starts; ask for more"
+            " time or a shorter lead"
         )
     return (*warnings, *container_warnings(cluster.container, layout))
 

@@ -10,6 +10,7 @@ from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.checkpoints import Checkpoint
 from hpctrain.record.schema import CheckpointRecord
+from hpctrain.units import counted
 
 _NO_EFFECT = ("name", "init_std")
 """Of a shape: the first weights come out of the checkpoint."""
@@ -61,8 +62,8 @@ def _world_problems(record: CheckpointRecord, plan: RunPlan) -> list[Problem]:
     num_nodes, rest = divmod(record.world_size, per_node)
     same = f"nodes={num_nodes}" if num_nodes and not rest else f"nodes x hardware.gpus_per_node = {record.world_size}"
     rule = (
-        f"{plan.layout.num_nodes} nodes x {per_node} GPUs are {world_size} ranks, and the checkpoint of step {record.step} is"
-        f" cut for {record.world_size}: ZeRO's optimizer state has one part for each rank"
+        f"{counted(plan.layout.num_nodes)} x {counted(per_node, 'GPU')} make {counted(world_size, 'rank')}, and the checkpoint"
+        f" of step {record.step} is cut for {record.world_size}: ZeRO's optimizer state has one part for each rank"
     )
     fix = f"set {same}, or start a new run; universal checkpoints, which fit any number of ranks, are not offered yet"
     return [Problem("nodes", str(plan.layout.num_nodes), rule, fix)]

@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from hpctrain.record.identity import attempt_number, job_id_of
+from hpctrain.units import counted
 from hpctrain.worker.end_reasons import RankEnvironmentError, WorldSizeError
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def azureml_rank_env(
     world_size = _number(environment, "WORLD_SIZE")
     if world_size != num_nodes * local_world_size:
         raise WorldSizeError(
-            f"world size: AzureML started {world_size} ranks, the plan has {num_nodes} nodes x {local_world_size} ="
+            f"world size: AzureML started {world_size} ranks, the plan has {counted(num_nodes)} x {local_world_size} ="
             f" {num_nodes * local_world_size}"
         )
     rank, local_rank, node_rank = (_number(environment, name) for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpctrain.record.schema import NodeRecord
+from hpctrain.units import counted
 from hpctrain.worker.end_reasons import WorldSizeError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def check_world(world: World, layout: Layout) -> None:
     """Raises WorldSizeError unless the ranks are those of the plan: a run on fewer GPUs than labelled is worth nothing."""
     if world.size != layout.world_size:
         raise WorldSizeError(
-            f"world size: {world.size} ranks met, the plan has {layout.num_nodes} nodes x {layout.gpus_per_node} ="
+            f"world size: {world.size} ranks met, the plan has {counted(layout.num_nodes)} x {layout.gpus_per_node} ="
             f" {layout.world_size}"
         )
     if len(world.nodes) != layout.num_nodes:

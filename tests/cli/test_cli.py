@@ -149,6 +149,14 @@ def test_a_c_locale_prints_what_it_can() -> None:
     assert answer.returncode == 0, answer.stderr
 
 
+def test_status_in_a_fresh_folder(tmp_path: Path) -> None:
+    answer = hpctrain("status", cwd=tmp_path)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (0, "no runs\n", "")
+    assert hpctrain("status", "--json", cwd=tmp_path).stdout == "[]\n"
+    named = hpctrain("status", "runs", cwd=tmp_path)
+    assert (named.returncode, named.stdout) == (2, "")
+
+
 def test_version() -> None:
     assert hpctrain("--version").stdout.startswith("hpctrain ")
 

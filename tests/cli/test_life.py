@@ -15,6 +15,7 @@ from tests.cli.test_cli import hpctrain
     ("words", "expected"),
     [
         (("resume", "nosuch"), "nosuch: no such folder"),
+        (("resume", "runs", "--from-step", "15"), "--from-step 15: there is no complete checkpoint of this step"),
         (("resume", "nodes=4"), "name a run folder first"),
         (("resume", "runs", "=3"), "=3: is no run folder that is there, and no key=value"),
         (("resume", "runs", "--from-step=-1"), "--from-step -1: must be 0 or above"),

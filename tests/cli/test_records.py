@@ -14,6 +14,8 @@ import pandas as pd
 import pytest
 
 from hpctrain.cli import main
+from hpctrain.record.files import write_record
+from hpctrain.record.schema import SCHEMA_VERSION, AttemptRecord, CancelRecord
 from tests.analysis.make_runs import Attempt, make_run
 
 DATA = Path(__file__).parents[1] / "data"
@@ -101,6 +103,19 @@ def test_one_message_and_exit_code_2(
     assert answer.returncode == 2, answer.stdout
     assert expected in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_an_attempt_that_was_cancelled_as_it_started_does_not_run(
+    hpctrain: Callable[..., Answer], tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run")
+    write_record(run.attempt(1), AttemptRecord(SCHEMA_VERSION, 1, "7", "running", 1000.0))
+    for job_id, at_s, expected in (("7", 1001.0, "failed"), ("8", 1001.0, "running"), ("7", 999.0, "running")):
+        write_record(run.cancelled, CancelRecord(SCHEMA_VERSION, (job_id,), at_s, "somebody"))
+        (row,) = json.loads(hpctrain("report", "run", "--json").stdout)["runs"]
+        assert row["state"] == expected
+        assert row["end_reason"] == ("cancelled" if expected == "failed" else None)
+        assert row["reason"].startswith("failed (cancelled)" if expected == "failed" else "running")
 
 
 def test_report_writes_every_kind_of_file_and_nothing_into_the_runs(

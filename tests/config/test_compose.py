@@ -47,6 +47,11 @@ MISTAKES = [
     pytest.param(
         ["model=tiny", "model.hidden_size=1000000000000000003"], ["model.hidden_size", "less than"], id="huge"
     ),
+    pytest.param(
+        ["model=tiny", "cluster.setup=['cd ${SCRATCH}']"],
+        ["cluster.setup[0]: ", "SCRATCH", r"write a variable of the shell as $NAME or \${NAME}"],
+        id="shell-variable",
+    ),
     pytest.param(["model=tiny", "run.note=${nosuch}"], ["run.note: ", "nosuch"], id="interpolation"),
     pytest.param(["model=tiny", "run.name=???"], ["run.name=???: must be given"], id="mandatory"),
     pytest.param(["model=tiny", "env.A=[1]"], ["env.A=[1]: must be text"], id="variable-as-list"),
@@ -237,3 +242,9 @@ def test_every_number_of_the_hardware_files_has_a_source() -> None:
 
 def test_configuration_is_found_beside_the_source() -> None:
     assert (config_dir() / "config.yaml").is_file()
+
+
+@pytest.mark.parametrize(("written", "line"), [("$SCRATCH", "$SCRATCH"), (r"\${SCRATCH}", "${SCRATCH}")])
+def test_variables_of_the_shell_reach_the_setup(written: str, line: str) -> None:
+    (point,) = compose_points(["model=tiny", f"cluster.setup=['cd {written}']"], multirun=False)
+    assert point.config.cluster.setup == (f"cd {line}",)

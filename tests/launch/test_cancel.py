@@ -109,7 +109,7 @@ def test_a_shared_job_says_that_it_ends_the_others_too(slurm: FakeSlurm, tmp_pat
     runs = [submitted_run(tmp_path / "sweep" / name, "7", command=("sbatch", script)) for name in ("a", "b")]
     slurm.answer("squeue", f"7|RUNNING|None|N/A|900|N/A|n1|(null)|{script}")
     assert [answer.text for answer in cancel_runs(runs)] == [
-        "asked Slurm to cancel job 7, which runs 1 other points too"
+        "asked Slurm to cancel job 7, which runs 1 other point too"
     ] * 2
     assert scancels(slurm) == ["scancel 7"]
 

@@ -112,7 +112,7 @@ def test_why_a_job_does_not_requeue_itself_is_recorded(tmp_path: Path, monkeypat
     continue_chain(run, "7", 1)
     assert not calls.exists()
     (record,) = read_attempts(run)
-    assert (record.end_reason, record.message) == ("no_progress", "time_limit: why")
+    assert (record.end_reason, record.exit_code, record.message) == ("no_progress", 1, "time_limit: why")
     assert "not started again: no progress: attempt 1 (time_limit)" in record.continuation
 
 

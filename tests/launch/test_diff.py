@@ -75,6 +75,18 @@ def test_every_section(same: tuple[RunPaths, RunPaths], tmp_path: Path) -> None:
     assert ("script", "line 3") not in found  # only the run's own folder differs
 
 
+def test_an_empty_mapping_beside_a_filled_one_is_told_by_the_keys_of_that(
+    same: tuple[RunPaths, RunPaths],
+) -> None:
+    a, b = same
+    for run, variables in ((a, {}), (b, {"X": "1"})):
+        write_text(run.environment, json.dumps({"variables": variables}))
+    assert diff_runs(a, b).differences == (Difference("environment", "variables.X", None, "1"),)
+    assert diff_runs(b, a).differences == (Difference("environment", "variables.X", "1", None),)
+    write_text(b.environment, "{}")
+    assert [(one.key, one.a, one.b) for one in diff_runs(a, b).differences] == [("variables", {}, None)]
+
+
 def test_text_and_exit_code(
     same: tuple[RunPaths, RunPaths], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ from hpctrain.launch.rerun import rerun_point
 from hpctrain.launch.resume import (
     FormerRecords,
     ResumeRequest,
+    check_from_step,
     check_is_over,
     checkpoint_to_go_on_from,
     failed_nodes,
@@ -131,6 +132,10 @@ def test_the_checkpoint_must_fit_the_plan(run: RunPaths) -> None:
         checkpoint_to_go_on_from(run, plan, config, None)
     with pytest.raises(ConfigError, match="--from-step 4: there is no complete checkpoint of this step; there are: 8"):
         checkpoint_to_go_on_from(run, plan, config, 4)
+    with pytest.raises(ConfigError, match=r"--from-step 15: there is no complete checkpoint.*there are: 8"):
+        check_from_step(run, 15)
+    check_from_step(run, 0)
+    check_from_step(run, 8)
     assert checkpoint_to_go_on_from(run, plan, config, 0) is None
 
 

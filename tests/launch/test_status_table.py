@@ -110,10 +110,19 @@ def test_a_sweep_is_a_group_with_a_summary() -> None:
     ]
     alone = dataclasses.replace(ROW, path="/runs/d", run="alone")
     lines = status_table([points[0], alone, *points[1:]], None, {"/runs/s1": 2, "/runs/s2": 4}).splitlines()
-    assert lines[1].startswith("sweep s1: 1 running, 1 waiting, 1 failed, 2 not submitted; 246,913.4 GPU-h")
+    assert lines[1].startswith("sweep s1: 1 running, 1 waiting, 1 out_of_memory, 2 not submitted; 246,913.4 GPU-h")
     assert [line.split()[0] for line in lines[2:5]] == ["run-0-0000", "run-0-0001", "run-0-0002"]
     assert lines[5].startswith("alone")
     assert lines[6] == "sweep s2: 4 not submitted; 0.0 GPU-h"
+
+
+def test_points_are_told_by_what_differs() -> None:
+    points = [
+        dataclasses.replace(ROW, sweep="/runs/s1", run=f"run-0-000{number}", path=f"/{number}", point=f"nodes={number}")
+        for number in (1, 2)
+    ]
+    assert "  run-0-0002 nodes=2 " in status_table(points)
+    assert all("nodes=" in line for line in status_table(points, 80).splitlines()[2:])
 
 
 def test_no_runs() -> None:
@@ -128,9 +137,11 @@ def test_no_runs() -> None:
         ("NEWSTATE", False, "running"),
         ("SUBMITTED", False, "waiting"),
         ("REQUEUE_HOLD", False, "waiting"),
-        ("LAUNCH_FAILED", False, "failed"),
+        ("LAUNCH_FAILED", False, "launch_failed"),
         ("COMPLETED", True, "done"),
-        ("TIMEOUT", True, "failed"),
+        ("TIMEOUT", True, "timeout"),
+        ("FAILED", True, "failed"),
+        ("CANCELLED", True, "cancelled"),
         ("UNKNOWN", True, "unknown"),
         ("UNKNOWN", False, "unknown"),
     ],
@@ -142,13 +153,17 @@ def test_groups(state: str, is_over: bool, group: str) -> None:
 def test_filters() -> None:
     rows = [ROW, WAITING, FAILED]
     assert filtered(rows, ["running"], None) == [ROW]
-    assert filtered(rows, ["FAILED"], None) == [FAILED]
+    ended = [dataclasses.replace(FAILED, state=state) for state in ("FAILED", "CANCELLED", "TIMEOUT")]
+    assert [row.state for row in filtered([*rows, *ended], ["failed"], None)] == ["FAILED"]
+    assert [row.state for row in filtered([*rows, *ended], ["Cancelled", "timeout"], None)] == ["CANCELLED", "TIMEOUT"]
     assert filtered(rows, ["out_of_memory", "pending"], None) == [WAITING, FAILED]
     assert filtered(rows, ["active"], None) == [ROW, WAITING]
     assert filtered(rows, [], 2) == [WAITING, FAILED]
     assert filtered(rows, ["active"], 1) == [WAITING]
-    with pytest.raises(ConfigError, match="--state=runing: is no state; nearest: running"):
+    with pytest.raises(ConfigError, match="--state=runing: is no state; nearest: running") as caught:
         filtered(rows, ["runing"], None)
+    listed = str(caught.value).partition("known: ")[2].split(", ")
+    assert len(listed) == len(set(listed)) > 20
 
 
 @pytest.mark.parametrize(
@@ -175,6 +190,24 @@ def test_json_keeps_its_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert {"run", "path", "job_id", "state", "detail", "attempt", "step", "num_steps", "loss", "step_time_s"} <= set(
         row
     )
+
+
+def test_a_choice_of_points_says_of_how_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = tmp_path / "sweep-1"
+    points = []
+    for number in range(3):
+        submitted_run(sweep / f"run-0-000{number}", f"7_{number}", [Attempt([1.0] * 10)], 900.0 + number)
+        points.append({"job_id": f"7_{number}", "run": f"run-0-000{number}", "overrides": ["a=1", f"nodes={number}"]})
+    points.append({"job_id": "", "run": "run-1-0000", "overrides": ["a=1", "nodes=9"]})
+    (sweep / "sweep.json").write_text(json.dumps({"points": points}), encoding="utf-8")
+    run_command(["status", str(tmp_path), "--last", "2"])
+    told = capsys.readouterr().out
+    assert "sweep sweep-1: 2 of 4 points: 2 done; " in told
+    assert "  run-0-0002 nodes=2 " in told
+    run_command(["status", str(tmp_path), "--json"])
+    assert [row["point"] for row in json.loads(capsys.readouterr().out)] == ["nodes=0", "nodes=1", "nodes=2"]
+    run_command(["status", str(tmp_path)])
+    assert "sweep sweep-1: 3 done, 1 not submitted; " in capsys.readouterr().out
 
 
 def test_points_without_a_job_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from hpctrain.cli import run
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.launch.sweep import point_labels
+from hpctrain.launch.point_labels import point_labels
 from tests.launch.fake_slurm import FakeSlurm
 from tests.launch.fake_slurm import slurm as slurm  # the fixture
 
@@ -185,14 +185,18 @@ def test_a_first_point_that_slurm_refuses_leaves_nothing(slurm: FakeSlurm, capsy
     assert "nothing was submitted" in capsys.readouterr().err
 
 
-def test_a_sweep_grows_and_does_not_change(slurm: FakeSlurm) -> None:
+def test_a_sweep_grows_and_does_not_change(slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
     name = ["launch.sweep_name=scaling", f"run.root={slurm.root}"]
     assert run([*WORDS, "nodes=1,2", *name]) == 0
+    assert "2 of 2 points submitted, as 2 jobs\n" in capsys.readouterr().out
     assert run([*WORDS, "nodes=1,2,4", *name]) == 0
+    assert "3 of 3 points submitted, as 3 jobs; 1 newly submitted\n" in capsys.readouterr().out
+    assert run([*WORDS, "nodes=1,2,4", *name]) == 0
+    assert "3 of 3 points have jobs already; nothing new was submitted\n" in capsys.readouterr().out
     assert sorted(runs_of(slurm).values()) == [(1, 0), (2, 0), (4, 0)]
-    with pytest.raises(LaunchError, match=r"3 of its 3 points are not in this command"):
+    with pytest.raises(ConfigError, match=r"3 of its 3 points are not in this command"):
         run([*WORDS, "nodes=1,2,4", "training.num_steps=7", *name])
-    with pytest.raises(LaunchError, match=r"1 of its 3 points are not in this command.*nodes=4"):
+    with pytest.raises(ConfigError, match=r"1 of its 3 points are not in this command.*nodes=4"):
         run([*WORDS, "nodes=1,2", *name])
     assert slurm.num_calls == 3
 
@@ -362,3 +366,19 @@ def test_labels_leave_out_what_all_points_share() -> None:
     assert point_labels([("a=1", "++b.c=2"), ("a=1", "++b.c=3")]) == ["b.c=2", "b.c=3"]
     assert point_labels([("a=1",)]) == ["a=1"]
     assert point_labels([("a=1",), ("a=1",)]) == ["-", "-"]
+
+
+def test_a_sweep_tells_each_note_once_and_for_how_many_points_it_holds(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*WORDS, "nodes=1,2", "training.global_batch_size=8", f"run.root={slurm.root}"]
+    assert run([*words, "training.micro_batch_size=null,1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    notes = [line for line in lines if line.startswith("note")]
+    assert lines[: len(notes)] == notes == list(dict.fromkeys(notes))
+    assert "note: not stated: parallelism=zero3, training=pretrain, data=stdlib" in notes
+    assert any(line.startswith("note (2 of 4 points): training.micro_batch_size not stated") for line in notes) or (
+        sum(line.startswith("note (1 of 4 points): training.micro_batch_size not stated") for line in notes) == 2
+    )
+    assert run([*words, "training.micro_batch_size=null,1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["trouble"] == ""

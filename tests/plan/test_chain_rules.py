@@ -75,6 +75,7 @@ def test_the_number_of_links(step_time_s: float | None, words: tuple[str, ...], 
     [
         (("launch.chain=requeue",), "requeues itself at its time limit while there is progress, up to 10 starts"),
         (("launch.chain=dependency", "launch.max_attempts=4"), "3 more jobs of this script are submitted"),
+        (("launch.chain=dependency", "launch.max_attempts=2"), "1 more job of this script is submitted"),
         (
             ("launch.chain=dependency", "cluster.time=1:00:00", "training.num_steps=100000000"),
             "as predicted, in jobs of 58 min; launch.max_attempts=10",

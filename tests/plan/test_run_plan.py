@@ -114,6 +114,10 @@ def test_problems_name_key_rule_and_fix(words: list[str], expected: list[str]) -
     [
         (["cluster.extra.gpu_bind=closest"], "gpu-bind hides"),
         (["nodes=2", "cluster.time=4:00"], "is 4 min: short for 2 nodes"),
+        (
+            ["cluster.time=3"],
+            "cluster.signal_lead_s=120: Slurm may send USR1 up to 60 s earlier, and cluster.time=3 is 180 s",
+        ),
         (["training.num_steps=10"], "warmup_steps=20 is not below training.num_steps=10"),
         (["cluster.cpus_per_task=null"], "states no cores"),
     ],
@@ -132,6 +136,16 @@ def test_local_runs_refuse_what_is_asked_of_slurm() -> None:
 def test_notes_say_whether_anything_was_checked() -> None:
     assert "memory not stated" in " ".join(plan_of("model=13b", "cluster=local").assumptions)
     assert "even that does not fit" in " ".join(plan_of("model=2t", "nodes=4").assumptions)
+
+
+def test_a_launch_check_has_no_notes_on_batch_and_recomputation() -> None:
+    told = " ".join(plan_of("model=tiny", "training=launch_check").assumptions)
+    assert "micro_batch_size" not in told
+    assert "activation_checkpointing" not in told
+
+
+def test_one_node_is_no_nodes() -> None:
+    assert "1 node x 8 = 8 GPUs" in render_plan(plan_of("model=tiny", "nodes=1"), "python")
 
 
 def test_force_lets_pass_what_is_short_of_memory_and_nothing_else() -> None:

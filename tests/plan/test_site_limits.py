@@ -514,9 +514,23 @@ def test_a_default_memory_that_would_starve_the_ranks_is_a_warning() -> None:
     stated = held(SITE, "cluster.memory_per_node=1M")
     assert "cluster.memory_per_node gives 1.0 MiB a node" in "\n".join(stated.warnings)
     assert not [text for text in held(low, "cluster.memory_per_node=0").warnings if "Slurm gives" in text]
-    little = site(partition("p", NodeGroup(dataclasses.replace(A100, memory_mib=64), 4), is_default=True))
-    assert "those of partition p have 64.0 MiB" not in "\n".join(held(SITE).warnings)
-    assert "those of partition p have" in "\n".join(held(little).warnings)
+
+
+def test_nodes_without_the_memory_that_the_plan_needs_are_a_problem_of_memory() -> None:
+    p = partition("p", NodeGroup(dataclasses.replace(A100, memory_mib=64), 4), is_default=True)
+    (problem,) = held(site(p)).problems
+    assert (problem.kind, problem.key) == ("memory", "memory.host")
+    assert "those of partition p have 64.0 MiB, short by" in str(problem)
+    assert held(site(p)).blocking_problems(force=True) == ()
+    assert not held(SITE).problems
+    assert not held(site(p), "training.payload=launch_check").problems
+    # Slurm may choose the one or the other.
+    either = held(site(p, GPU), "cluster.partition='p,gpu'")
+    assert not either.problems
+    assert "those of partition p have 64.0 MiB" in "\n".join(either.warnings)
+    # RealMemory that nobody stated is 1 MiB.
+    unknown = site(dataclasses.replace(p, groups=(NodeGroup(dataclasses.replace(A100, memory_mib=1), 4),)))
+    assert not held(unknown).problems
 
 
 def test_a_partition_that_cancels_preempted_jobs_is_told() -> None:

@@ -48,12 +48,12 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "four ranks": (
         {"num_ranks": 4},
         (
-            "nodes=1: 1 nodes x 4 GPUs are 4 ranks, and the checkpoint of step 10 is cut for 2",
+            "nodes=1: 1 node x 4 GPUs make 4 ranks, and the checkpoint of step 10 is cut for 2",
             "nodes x hardware.gpus_per_node = 2, or start a new run",
             "universal checkpoints, which fit any number of ranks, are not offered yet",
         ),
     ),
-    "one rank": ({"num_ranks": 1}, ("nodes=1: 1 nodes x 1 GPUs are 1 ranks", "set nodes=2")),
+    "one rank": ({"num_ranks": 1}, ("nodes=1: 1 node x 1 GPU make 1 rank,", "set nodes=2")),
     "stage": (
         {"zero_stage": 2},
         ("parallelism.zero_stage=2: the checkpoint of step 10 was saved with 3; set parallelism.zero_stage=3",),

@@ -157,7 +157,7 @@ def test_a_sweep_is_told_as_a_group_and_cancelled_by_task_and_as_a_whole(runs: R
     answer = runs.call("cancel", str(manifest.parent))
     assert answer.returncode == 0, answer.stderr
     assert "ended already (CANCELLED)" in answer.stdout
-    rows = json.loads(runs.call("status", str(runs.root), "--state", "failed", "--json").stdout)
+    rows = json.loads(runs.call("status", str(runs.root), "--state", "cancelled", "--json").stdout)
     assert [row["state"] for row in rows] == ["CANCELLED"] * 3
 
 

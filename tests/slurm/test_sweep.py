@@ -134,7 +134,7 @@ def test_a_sweep_killed_in_the_middle_is_continued_without_a_point_twice(sandbox
     process.communicate()
     assert len(scripts_in_queue(sandbox.env, root)) < 12
     told = call(sandbox.env, root, *words)
-    assert "12 of 12 points submitted, as 12 jobs\n" in told
+    assert "12 of 12 points submitted, as 12 jobs; " in told
     scripts = scripts_in_queue(sandbox.env, root)
     assert scripts == sorted(str(root / "killed" / f"run-{group}-0000" / "submission.sh") for group in range(12))
     assert {point["state"] for point in manifest_points(root)} == {"submitted"}

@@ -286,7 +286,7 @@ def test_another_number_of_ranks_and_another_text_are_refused(copied: tuple[RunP
     )
     codes, log = end(run, 2, num_ranks=1)
     assert codes == [BAD_CHECKPOINT], log
-    assert "1 nodes x 1 GPUs are 1 ranks, and the checkpoint of step 4 is cut for 2" in log
+    assert "1 node x 1 GPU make 1 rank, and the checkpoint of step 4 is cut for 2" in log
     assert "data=s: the tokens have digest" in log
     assert len(records_of(run, 2)) == 0
 
