@@ -166,7 +166,7 @@ def _planned(words: _ComposeWords, asks_site: bool) -> tuple[list[tuple[Point, R
         question = None
         if asks_site and not any(word in _NO_SLURM for word in words.overrides):
             # First of all: what follows takes about as long as the answers.
-            from hpctrain.launch.site import start_asking
+            from hpctrain.launch.site.question import start_asking
 
             question = start_asking()
         from hpctrain.config.compose import compose_points
@@ -178,7 +178,7 @@ def _planned(words: _ComposeWords, asks_site: bool) -> tuple[list[tuple[Point, R
         planned = [(point, build_run_plan(point.config, point.assumptions)) for point in points]
         if question is None:
             return planned, None
-        from hpctrain.launch.site_step import planned_on_site
+        from hpctrain.launch.site.plans import planned_on_site
 
         return planned_on_site(planned, question)
     finally:
@@ -208,7 +208,7 @@ def _plan(words: Sequence[str]) -> int:
     else:
         print(plan_text(planned, options, parsed.multirun, parsed.force, interpreter(), site), end="")
         if site is not None:
-            from hpctrain.launch.render_site import render_site
+            from hpctrain.launch.site.render import render_site
 
             print(f"\n{render_site(site)}", end="")
     problems = [problem for _, plan in planned for problem in plan.problems]
@@ -301,8 +301,8 @@ def _held_point(point: Point, force: bool) -> tuple[Point, RunPlan]:
 
     planned = [(point, build_run_plan(point.config, point.assumptions))]
     if point.config.cluster.kind == "slurm":
-        from hpctrain.launch.site import start_asking
-        from hpctrain.launch.site_step import planned_on_site
+        from hpctrain.launch.site.plans import planned_on_site
+        from hpctrain.launch.site.question import start_asking
 
         planned, _ = planned_on_site(planned, start_asking())
     _checked_root(planned, multirun=False, force=force)
@@ -336,8 +336,8 @@ def _wait(run_paths: RunPaths, plan: RunPlan) -> int:
     from rich.console import Console
 
     from hpctrain.launch.cancel import cancel
-    from hpctrain.launch.follow import follow
-    from hpctrain.launch.jobs import collect_status
+    from hpctrain.launch.status.follow import follow
+    from hpctrain.launch.status.rows import collect_status
     from hpctrain.record.reader import read_submission
 
     submission = read_submission(run_paths)

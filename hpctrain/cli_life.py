@@ -14,8 +14,8 @@ from hpctrain.text_table import printable
 
 if TYPE_CHECKING:
     from hpctrain.config.compose import Point
-    from hpctrain.launch.jobs import RunStatus
     from hpctrain.launch.resume import ResumeRequest
+    from hpctrain.launch.status.rows import RunStatus
     from hpctrain.plan.run_plan import RunPlan
     from hpctrain.record.paths import RunPaths
 
@@ -112,9 +112,9 @@ def _named_and_overrides(words: Sequence[str]) -> tuple[list[str], tuple[str, ..
 
 
 def _rows(named: Sequence[str], states: Sequence[str]) -> list[RunStatus]:
-    from hpctrain.launch.jobs import collect_status
     from hpctrain.launch.run_names import runs_named
-    from hpctrain.launch.status_filter import filtered
+    from hpctrain.launch.status.filter import filtered
+    from hpctrain.launch.status.rows import collect_status
 
     rows = filtered(collect_status(runs_named(named)), states, None)
     if not rows:
@@ -155,9 +155,9 @@ def _resume_one(run: RunPaths, request: ResumeRequest, hold: HoldPoint) -> tuple
     from hpctrain.config.compose import Point
     from hpctrain.launch import resume as life
     from hpctrain.launch.interpreter import interpreter
-    from hpctrain.launch.jobs import collect_status
     from hpctrain.launch.run_folder import code_text
     from hpctrain.launch.snapshot import snapshot_of
+    from hpctrain.launch.status.rows import collect_status
     from hpctrain.launch.submit import submit
     from hpctrain.record.checkpoints import set_aside_after
     from hpctrain.record.reader import read_config, runs_folder

@@ -28,9 +28,9 @@ def status(words: Sequence[str]) -> int:
         raise ConfigError(f"--last={known.last}: must be 1 or above")
     if known.watch and known.json:
         raise ConfigError("--watch: prints text; leave --json out, or ask once")
-    from hpctrain.launch.jobs import collect_status
     from hpctrain.launch.run_names import folders_named, runs_in, unknown_run
-    from hpctrain.launch.status_filter import filtered
+    from hpctrain.launch.status.filter import filtered
+    from hpctrain.launch.status.rows import collect_status
 
     folders = []
     for word in known.folders:
@@ -43,7 +43,7 @@ def status(words: Sequence[str]) -> int:
     states = [word for words_of_one in known.state for word in words_of_one.split(",")]
     filtered((), states, None)
     if known.watch:
-        from hpctrain.launch.watch import watch
+        from hpctrain.launch.status.watch import watch
 
         return watch(folders, lambda rows: filtered(rows, states, known.last))
     # A thousand runs make many objects and hardly any garbage.
@@ -56,8 +56,8 @@ def status(words: Sequence[str]) -> int:
     if known.json:
         print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
         return EXIT_OK
-    from hpctrain.launch.status_table import status_table
-    from hpctrain.launch.sweep_points import points_without_job
+    from hpctrain.launch.status.sweep_points import points_without_job
+    from hpctrain.launch.status.table import status_table
 
     waiting = points_without_job(known_rows, folders)
     # A filter is about runs; points that have no job have none, and count in the total only.
@@ -119,7 +119,7 @@ def logs(words: Sequence[str]) -> int:
     parser.add_argument("--tail", default=None, metavar="N|all", help="last lines of each log (default 100; all)")
     parser.add_argument("--grep", metavar="REGEX", help="lines that match, of the whole log unless --tail says less")
     known = parser.parse_args(list(words))
-    from hpctrain.launch.logs import LogRequest, show_logs
+    from hpctrain.launch.logs.show import LogRequest, show_logs
     from hpctrain.launch.run_names import find_run
 
     request = LogRequest.parse(known.rank, known.attempt, known.follow, known.tail, known.grep)

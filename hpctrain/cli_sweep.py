@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpctrain.errors import EXIT_DOES_NOT_FIT, EXIT_OK
-from hpctrain.launch.held_signals import HeldSignals
 from hpctrain.launch.point_labels import point_labels
+from hpctrain.launch.slurm.held_signals import HeldSignals
 from hpctrain.launch.sweep import Planned, SweepResult, submit_sweep
 from hpctrain.launch.sweep_manifest import LeftOut
 from hpctrain.plan.slurm_request import SlurmRequest

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError, LaunchError
-from hpctrain.launch.jobs import RunStatus, collect_status
-from hpctrain.launch.local_run import cancel_local
-from hpctrain.launch.slurm_board import jobs_of, slurm_of
-from hpctrain.launch.slurm_query import query_states
-from hpctrain.launch.slurm_states import SlurmCluster, array_base
+from hpctrain.launch.slurm.query import query_states
+from hpctrain.launch.slurm.states import SlurmCluster, array_base
+from hpctrain.launch.status.board import jobs_of, slurm_of
+from hpctrain.launch.status.local_run import cancel_local
+from hpctrain.launch.status.rows import RunStatus, collect_status
 from hpctrain.record.files import write_record
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_submission

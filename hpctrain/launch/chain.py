@@ -33,7 +33,7 @@ from hpctrain.record.schema import AttemptRecord
 from hpctrain.record.slurm_command import ask_slurm
 
 if TYPE_CHECKING:
-    from hpctrain.launch.sbatch import Submission
+    from hpctrain.launch.slurm.sbatch import Submission
     from hpctrain.plan.run_plan import RunPlan
 
 _TIMEOUT_S = 60

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from hpctrain.config.changes import ChangedConfig, change_config
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, LaunchError, Problem, RecordError
-from hpctrain.launch.jobs import RunStatus
+from hpctrain.launch.status.rows import RunStatus
 from hpctrain.plan.nodelist import node_names
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.checkpoints import Checkpoint, read_checkpoints

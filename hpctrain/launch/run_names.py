@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hpctrain.errors import ConfigError, RecordError, nearest_names
-from hpctrain.launch.slurm_states import array_base
+from hpctrain.launch.slurm.states import array_base
 from hpctrain.record.files import read_record
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_submission, search_runs

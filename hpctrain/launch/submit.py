@@ -14,10 +14,10 @@ from pathlib import Path
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.errors import SubmitLimitError, UnclearSubmissionError
 from hpctrain.launch.environment import job_environment, secret_values, write_environment
-from hpctrain.launch.held_signals import HeldSignals
 from hpctrain.launch.interpreter import interpreter
-from hpctrain.launch.job_search import FoundJob
-from hpctrain.launch.sbatch import Submission, submit_script
+from hpctrain.launch.slurm.held_signals import HeldSignals
+from hpctrain.launch.slurm.job_search import FoundJob
+from hpctrain.launch.slurm.sbatch import Submission, submit_script
 from hpctrain.launch.snapshot import python_path, snapshot_of
 from hpctrain.plan.batch_script import ScriptTarget, sbatch_script
 from hpctrain.plan.chain_rules import num_links
@@ -162,7 +162,7 @@ def submit_patiently(
     Raises:
         LaunchError: see ``submit_script``.
     """
-    from hpctrain.launch.slurm_executor import ScriptExecutor
+    from hpctrain.launch.slurm.executor import ScriptExecutor
 
     hint = _site_hint(submission, request)
     executor = ScriptExecutor(submission.script, lambda: submit_script(submission, held, hint))
@@ -188,7 +188,7 @@ def _site_hint(submission: Submission, request: SlurmRequest) -> Callable[[str],
     """The site's valid names for what Slurm's words speak of; asked only after a refusal."""
 
     def hint(words: str) -> str:
-        from hpctrain.launch.site_step import refusal_hint
+        from hpctrain.launch.site.plans import refusal_hint
 
         return refusal_hint(words, request, submission.environment.get("SLURM_CONF", ""))
 

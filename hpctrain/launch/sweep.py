@@ -15,13 +15,13 @@ from typing import Literal
 from hpctrain.config.compose import Point
 from hpctrain.errors import ConfigError, InterruptedLaunchError, LaunchError, Problem, UnclearSubmissionError
 from hpctrain.launch.environment import write_environment
-from hpctrain.launch.held_signals import HeldSignals
 from hpctrain.launch.interpreter import interpreter
-from hpctrain.launch.job_search import FoundJob
-from hpctrain.launch.lost_answer import find_job
 from hpctrain.launch.point_labels import point_labels
 from hpctrain.launch.run_folder import code_text, create_point_folder
-from hpctrain.launch.sbatch import Submission
+from hpctrain.launch.slurm.held_signals import HeldSignals
+from hpctrain.launch.slurm.job_search import FoundJob
+from hpctrain.launch.slurm.lost_answer import find_job
+from hpctrain.launch.slurm.sbatch import Submission
 from hpctrain.launch.submit import new_key, slurm_record, submit_patiently, submitting_environment
 from hpctrain.launch.submitted_code import submitted_code
 from hpctrain.launch.sweep_manifest import (

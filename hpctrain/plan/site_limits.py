@@ -1,4 +1,4 @@
-"""What a Slurm cluster has and allows, as plain values: ``launch.site`` asks, ``site_check`` holds requests against it.
+"""What a Slurm cluster has and allows, as plain values: ``launch.site.question`` asks, ``site_check`` holds requests against it.
 
 ``None`` in a limit means that there is none, or that it is not known; what could not be asked is told in ``Site.gaps``.
 Memory is in MiB, as Slurm counts it; times are in seconds.

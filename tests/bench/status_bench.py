@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hpctrain.launch.jobs import StatusBoard
+from hpctrain.launch.status.rows import StatusBoard
 from hpctrain.record.paths import RunPaths
 from tests.analysis.make_runs import Attempt, make_run
 from tests.launch.status_runs import FakeSlurm, queue_line, start_attempt, submit_record

@@ -12,7 +12,7 @@ import pytest
 from hpctrain.config.compose import compose_points
 from hpctrain.errors import LaunchError
 from hpctrain.launch.chain import ChainBrokenError, continue_chain, next_start, submit_links
-from hpctrain.launch.sbatch import Submission
+from hpctrain.launch.slurm.sbatch import Submission
 from hpctrain.record.attempt_rules import Start
 from hpctrain.record.files import write_record
 from hpctrain.record.frozen_config import config_text

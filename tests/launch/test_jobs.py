@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.launch.jobs import StatusBoard, collect_status
+from hpctrain.launch.status.rows import StatusBoard, collect_status
 from hpctrain.record.paths import RunPaths
 from tests.analysis.make_runs import Attempt, make_run
 from tests.launch.status_runs import FakeSlurm, start_attempt, submit_record, submitted_run

@@ -14,8 +14,8 @@ import pytest
 
 from hpctrain.cli import run as run_command
 from hpctrain.errors import ConfigError
-from hpctrain.launch.log_text import LogPrinter, tail_offset
-from hpctrain.launch.logs import LogRequest, show_logs
+from hpctrain.launch.logs.show import LogRequest, show_logs
+from hpctrain.launch.logs.text import LogPrinter, tail_offset
 from hpctrain.record.log_sizes import log_sizes, note_log_sizes
 from hpctrain.record.paths import RunPaths
 from tests.analysis.make_runs import Attempt

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.cli import run
-from hpctrain.launch.jobs import collect_status
-from hpctrain.launch.lost_answer import runs_with
+from hpctrain.launch.slurm.lost_answer import runs_with
+from hpctrain.launch.status.rows import collect_status
 from hpctrain.record.paths import RunPaths
 from tests.launch.fake_slurm import FakeSlurm
 from tests.launch.fake_slurm import slurm as slurm  # the fixture

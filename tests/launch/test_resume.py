@@ -12,7 +12,6 @@ import pytest
 from hpctrain.config.compose import compose_points
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.launch.jobs import RunStatus
 from hpctrain.launch.rerun import rerun_point
 from hpctrain.launch.resume import (
     FormerRecords,
@@ -24,6 +23,7 @@ from hpctrain.launch.resume import (
     locked,
     resumed_config,
 )
+from hpctrain.launch.status.rows import RunStatus
 from hpctrain.plan.run_plan import build_run_plan
 from hpctrain.record.files import write_record
 from hpctrain.record.frozen_config import config_text

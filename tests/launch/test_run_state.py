@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hpctrain.launch.run_state import Evidence, judge
-from hpctrain.launch.slurm_states import SlurmState
+from hpctrain.launch.slurm.states import SlurmState
+from hpctrain.launch.status.verdict import Evidence, judge
 from hpctrain.record.attempt_rules import STARTS_AGAIN
 from hpctrain.record.schema import SCHEMA_VERSION, AttemptRecord, CancelRecord
 

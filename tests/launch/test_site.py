@@ -10,9 +10,9 @@ import pytest
 
 from hpctrain.cli import run
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.launch.site import SiteQuestion, ask_site
-from hpctrain.launch.site_formats import nodes, partitions
-from hpctrain.launch.slurm_states import SlurmCluster
+from hpctrain.launch.site.formats import nodes, partitions
+from hpctrain.launch.site.question import SiteQuestion, ask_site
+from hpctrain.launch.slurm.states import SlurmCluster
 from hpctrain.plan.site_limits import Gres, Site
 from tests.launch.site_fakes import SAMPLES, VERSIONS, fake_site, program
 
@@ -170,7 +170,7 @@ def test_no_slurm_and_hidden_nodes_are_gaps(tmp_path: Path, monkeypatch: pytest.
 def test_a_slow_answer_ends_in_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fake_site(tmp_path, "17.11", monkeypatch)
     program(folder, "scontrol", "#!/bin/sh\nexec sleep 60\n")
-    monkeypatch.setattr("hpctrain.launch.site._TIMEOUT_S", 0.3)
+    monkeypatch.setattr("hpctrain.launch.site.question._TIMEOUT_S", 0.3)
     started = time.monotonic()
     (gap,) = ask_site(CLUSTER).gaps
     assert "no answer" in gap

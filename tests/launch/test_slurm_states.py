@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.launch.slurm_query import SlurmAnswer, down_nodes, query_states
-from hpctrain.launch.slurm_states import ACTIVE, FINISHED, SlurmCluster, SlurmJob, SlurmState, printed_ids, state_word
+from hpctrain.launch.slurm.query import SlurmAnswer, down_nodes, query_states
+from hpctrain.launch.slurm.states import ACTIVE, FINISHED, SlurmCluster, SlurmJob, SlurmState, printed_ids, state_word
 
 SUBMITTED_S = 1796026098.0
 KEY = "hpctrain-0123456789abcdef"

@@ -10,9 +10,9 @@ import pytest
 
 from hpctrain.cli import run as run_command
 from hpctrain.errors import ConfigError
-from hpctrain.launch.jobs import RunStatus
-from hpctrain.launch.status_filter import filtered, group_of
-from hpctrain.launch.status_table import status_table
+from hpctrain.launch.status.filter import filtered, group_of
+from hpctrain.launch.status.rows import RunStatus
+from hpctrain.launch.status.table import status_table
 from tests.analysis.make_runs import Attempt
 from tests.launch.status_runs import submitted_run
 

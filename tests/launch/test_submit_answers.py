@@ -15,7 +15,7 @@ import pytest
 
 from hpctrain.cli import run
 from hpctrain.errors import LaunchError, SubmitLimitError, UnclearSubmissionError
-from hpctrain.launch.sbatch import SbatchAnswer
+from hpctrain.launch.slurm.sbatch import SbatchAnswer
 from tests.launch.fake_slurm import FakeSlurm
 from tests.launch.fake_slurm import slurm as slurm  # the fixture
 

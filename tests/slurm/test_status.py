@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from hpctrain.launch.jobs import StatusBoard
+from hpctrain.launch.status.rows import StatusBoard
 from hpctrain.record.files import write_record
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_submission

@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 
 from hpctrain.errors import RecordError, UnclearSubmissionError
-from hpctrain.launch.job_search import FoundJob
-from hpctrain.launch.sbatch import SbatchAnswer, Submission, answer_text
-from hpctrain.launch.slurm_states import array_base
+from hpctrain.launch.slurm.job_search import FoundJob
+from hpctrain.launch.slurm.sbatch import SbatchAnswer, Submission, answer_text
+from hpctrain.launch.slurm.states import array_base
 from hpctrain.record.files import read_record, write_record
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_attempts

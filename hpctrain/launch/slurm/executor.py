@@ -15,8 +15,8 @@ from submitit.core.core import Job
 from submitit.core.utils import DelayedSubmission
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
-from hpctrain.launch.job_search import FoundJob
 from hpctrain.launch.rank_entry import run_rank
+from hpctrain.launch.slurm.job_search import FoundJob
 
 
 class ScriptExecutor(SlurmExecutor):

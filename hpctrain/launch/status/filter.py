@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpctrain.errors import ConfigError, known_names_hint
-from hpctrain.launch.jobs import RunStatus
-from hpctrain.launch.slurm_states import ACTIVE, FINISHED, WAITING
+from hpctrain.launch.slurm.states import ACTIVE, FINISHED, WAITING
+from hpctrain.launch.status.rows import RunStatus
 
 GROUPS = ("running", "waiting", "done", "unknown", "active")
 _WORDS = FINISHED | ACTIVE | {"SUBMITTED", "LAUNCH_FAILED", "UNKNOWN"}

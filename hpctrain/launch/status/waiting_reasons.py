@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hpctrain.launch.slurm_states import SlurmState
+from hpctrain.launch.slurm.states import SlurmState
 from hpctrain.units import duration_in_words
 
 _HELD = {

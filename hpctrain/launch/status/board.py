@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hpctrain.launch.run_glance import RunGlance
-from hpctrain.launch.run_state import FRESH_S, VAGUE_ENDS, Evidence, Verdict
-from hpctrain.launch.slurm_query import SlurmAnswer, down_nodes, query_states
-from hpctrain.launch.slurm_states import WAITING, SlurmCluster, SlurmJob, SlurmState
+from hpctrain.launch.slurm.query import SlurmAnswer, down_nodes, query_states
+from hpctrain.launch.slurm.states import WAITING, SlurmCluster, SlurmJob, SlurmState
+from hpctrain.launch.status.glance import RunGlance
+from hpctrain.launch.status.verdict import FRESH_S, VAGUE_ENDS, Evidence, Verdict
 from hpctrain.record.schema import AttemptRecord, CancelRecord, SubmissionRecord
 
 MIN_INTERVAL_S = 30.0

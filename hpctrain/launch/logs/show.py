@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from hpctrain.errors import ConfigError, RecordError
-from hpctrain.launch.jobs import StatusBoard
-from hpctrain.launch.log_files import BATCH, LogFile, default_ranks, find_logs
-from hpctrain.launch.log_text import LogPrinter, tail_offset
+from hpctrain.launch.logs.files import BATCH, LogFile, default_ranks, find_logs
+from hpctrain.launch.logs.text import LogPrinter, tail_offset
+from hpctrain.launch.status.rows import StatusBoard
 from hpctrain.record.files import open_regular
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_each_attempt

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from hpctrain.launch.slurm_states import (
+from hpctrain.launch.slurm.states import (
     SlurmCluster,
     SlurmJob,
     SlurmState,

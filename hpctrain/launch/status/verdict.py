@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from hpctrain.launch.slurm_states import FINISHED, WAITING, SlurmState
-from hpctrain.launch.waiting_reasons import waiting_detail
+from hpctrain.launch.slurm.states import FINISHED, WAITING, SlurmState
+from hpctrain.launch.status.waiting_reasons import waiting_detail
 from hpctrain.record.attempt_rules import may_start_again, own_attempts
 from hpctrain.record.schema import AttemptRecord, CancelRecord, EndReason
 from hpctrain.units import duration_in_words

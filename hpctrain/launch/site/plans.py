@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from hpctrain.config.compose import Point
 from hpctrain.config.schema import ClusterConfig
-from hpctrain.launch.site import SiteQuestion, ask_site
-from hpctrain.launch.slurm_states import SlurmCluster
+from hpctrain.launch.site.question import SiteQuestion, ask_site
+from hpctrain.launch.slurm.states import SlurmCluster
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.plan.site_check import plan_on_site, sweep_warnings
 from hpctrain.plan.site_limits import Site

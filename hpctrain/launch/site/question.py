@@ -9,8 +9,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hpctrain.launch import accounting_formats, site_formats
-from hpctrain.launch.slurm_states import SlurmCluster
+from hpctrain.launch.site import accounting_formats
+from hpctrain.launch.site import formats as site_formats
+from hpctrain.launch.slurm.states import SlurmCluster
 from hpctrain.plan.site_limits import Accounting, Site
 
 _TIMEOUT_S = 10.0

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hpctrain.launch.jobs import RunStatus
+from hpctrain.launch.status.rows import RunStatus
 from hpctrain.record.files import read_json
 from hpctrain.record.paths import SWEEP_MANIFEST
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from hpctrain.errors import InterruptedLaunchError, LaunchError, SubmitLimitError, UnclearSubmissionError
-from hpctrain.launch.held_signals import HeldSignals
-from hpctrain.launch.job_search import FoundJob, JobSearch, search_jobs
+from hpctrain.launch.slurm.held_signals import HeldSignals
+from hpctrain.launch.slurm.job_search import FoundJob, JobSearch, search_jobs
 from hpctrain.text_table import printable
 
 _PARSABLE_ANSWER = re.compile(r"(?P<id>\d+)(;(?P<cluster>[\w.-]+))?")

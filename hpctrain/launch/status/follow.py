@@ -10,8 +10,8 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hpctrain.launch.jobs import StatusBoard
-from hpctrain.launch.local_run import local_process, process_tree
+from hpctrain.launch.status.local_run import local_process, process_tree
+from hpctrain.launch.status.rows import StatusBoard
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.close_attempt import Ending, close_attempt
 from hpctrain.record.paths import RunPaths

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpctrain.launch.site_formats import limit, names, time_s, tres
+from hpctrain.launch.site.formats import limit, names, time_s, tres
 from hpctrain.plan.site_limits import Account, Accounting, Association, Limits, Qos
 
 USER_FORMAT = (

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpctrain.launch.local_run import judge_local
-from hpctrain.launch.lost_answer import complete_record
 from hpctrain.launch.point_labels import labels_in
-from hpctrain.launch.run_glance import PlanNumbers, RunGlance, StepsTail, read_glance
-from hpctrain.launch.run_state import Verdict, judge, of_marker
-from hpctrain.launch.slurm_board import SlurmBoard, slurm_of
-from hpctrain.launch.slurm_states import WAITING
+from hpctrain.launch.slurm.lost_answer import complete_record
+from hpctrain.launch.slurm.states import WAITING
+from hpctrain.launch.status.board import SlurmBoard, slurm_of
+from hpctrain.launch.status.glance import PlanNumbers, RunGlance, StepsTail, read_glance
+from hpctrain.launch.status.local_run import judge_local
+from hpctrain.launch.status.verdict import Verdict, judge, of_marker
 from hpctrain.record.attempt_rules import own_attempts
 from hpctrain.record.paths import SWEEP_MANIFEST, RunPaths
 from hpctrain.record.schema import AttemptRecord, SubmissionRecord

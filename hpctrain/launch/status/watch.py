@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from hpctrain.launch.jobs import RunStatus, StatusBoard
 from hpctrain.launch.run_names import runs_in
-from hpctrain.launch.status_table import status_table
+from hpctrain.launch.status.rows import RunStatus, StatusBoard
+from hpctrain.launch.status.table import status_table
 from hpctrain.text_table import printable
 
 _REFRESH_S = 2.0

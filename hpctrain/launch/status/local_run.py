@@ -9,7 +9,7 @@ import time
 import psutil
 
 from hpctrain.errors import LaunchError
-from hpctrain.launch.run_state import Verdict, of_marker
+from hpctrain.launch.status.verdict import Verdict, of_marker
 from hpctrain.record.close_attempt import Ending, close_attempt
 from hpctrain.record.end_evidence import EndEvidence
 from hpctrain.record.paths import RunPaths

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.launch.jobs import RunStatus
-from hpctrain.launch.status_filter import group_of
+from hpctrain.launch.status.filter import group_of
+from hpctrain.launch.status.rows import RunStatus
 from hpctrain.text_table import MISSING, aligned, column_widths, printable
 from hpctrain.units import duration_in_words
 
