@@ -72,9 +72,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from hpctrain.worker import loop
 from hpctrain.worker.job import run
 train = loop.train
-def counting(*arguments):
+def counting(*arguments, **named):
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        train(*arguments)
+        train(*arguments, **named)
     print("FLOPs of this rank:", counter.get_total_flops())
 loop.train = counting
 run(sys.argv[1])
