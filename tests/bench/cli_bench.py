@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -24,6 +25,7 @@ COMMANDS = {
 
 
 def main() -> None:
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # users' Python compiles a module once
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 15
     seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(rounds):

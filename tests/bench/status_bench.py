@@ -74,6 +74,7 @@ def time_processes(commands: dict[str, list[str]], rounds: int) -> dict[str, tup
 
 
 def main() -> None:
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # users' Python compiles a module once
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 7
     with tempfile.TemporaryDirectory() as folder:

@@ -53,6 +53,7 @@ LAUNCHER_WORDS = (
 
 
 def main() -> None:
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # users' Python compiles a module once
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
     if "SLURM_CONF" not in os.environ:
         sys.exit('no SLURM_CONF: eval "$(python3 slurm/sandbox/sandbox.py up)" first')

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.errors import EXIT_DOES_NOT_FIT
 from hpctrain.record.files import read_record
 from hpctrain.record.launch_check import LaunchCheck
 from hpctrain.record.paths import RunPaths
@@ -82,6 +83,21 @@ def test_530b_on_128_nodes_is_accepted_and_all_its_ranks_meet(full_size: Sandbox
     )
     (row,) = json.loads(status.stdout)
     assert (row["state"], row["attempt"], row["world_size"]) == ("COMPLETED", 1, NODES * GPUS)
+    _check_scaling_sweep(full_size, tmp_path / "sweep")
+
+
+def _check_scaling_sweep(sandbox: Sandbox, root: Path) -> None:
+    """The model case of sweeps: arrays by shape, and the micro batch that does not fit left out."""
+    words = ["-m", "model=175b", "nodes=16,32,64,128", "training.micro_batch_size=4,8,16", "cluster.extra.hold=true"]
+    command = [sys.executable, "-m", "hpctrain", *words, f'run.root="{root}"', "--json"]
+    answer = subprocess.run(command, env=sandbox.env, capture_output=True, text=True, check=False)
+    assert answer.returncode == EXIT_DOES_NOT_FIT, answer.stderr
+    told = json.loads(answer.stdout)
+    assert [group["num_points"] for group in told["groups"]] == [2, 2, 2, 2]
+    assert {point["state"] for point in told["points"]} == {"submitted"}
+    assert len(told["left_out"]) == 4
+    nodes = [_show_job(sandbox, group["job_id"])["NumNodes"].partition("-")[0] for group in told["groups"]]
+    assert nodes == ["16", "32", "64", "128"]
 
 
 def _show_job(sandbox: Sandbox, job_id: str) -> dict[str, str]:

@@ -146,6 +146,19 @@ def test_submission_returns_and_waits_in_the_queue(cluster: Cluster) -> None:
     assert cluster.wait_for(run, ("CANCELLED",))["step"] == 0
 
 
+def test_five_starts_in_the_same_second_are_five_runs_with_a_job_each(cluster: Cluster) -> None:
+    words = ["cluster=sandbox", *SHORT, f'run.root="{cluster.root}"', "cluster.extra.hold=true"]
+    command = [sys.executable, "-m", "hpctrain", *words]
+    started = [subprocess.Popen(command, env=cluster.env, cwd=cluster.folder) for _ in range(5)]
+    assert [process.wait(timeout=DEADLINE_S) for process in started] == [0] * 5
+    runs = [RunPaths(folder) for folder in cluster.root.glob("[!.]*")]
+    jobs = {read_submission(run).job_id for run in runs}
+    assert (len(runs), len(jobs)) == (5, 5)
+    queue = cluster.slurm("squeue", "-h", "-o", "%i %o").splitlines()
+    assert sum(str(cluster.root) in line for line in queue) == 5
+    assert cluster.call("cancel", str(cluster.root)).returncode == 0
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_sweep_submits_two_runs_and_the_notebooks_show_them(cluster: Cluster, kernel: KernelManager) -> None:
     answer = cluster.call("-m", "cluster=sandbox", *SHORT, "nodes=1,2", f'run.root="{cluster.root}"')
