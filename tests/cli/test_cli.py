@@ -47,7 +47,7 @@ def test_planning_imports_nothing_heavy() -> None:
 
 def test_what_every_submission_loads_is_what_it_needs() -> None:
     """Each of these costs a submission milliseconds: Slurm's run needs none of them, or only after a mistake."""
-    modules = ("submit", "run_folder", "site_step", "here", "preflight", "container_check", "submitting_shell")
+    modules = ("submit", "run_folder", "site.plans", "here", "preflight", "container_check", "submitting_shell")
     unneeded = (*HEAVY, "pydantic", "psutil", "difflib", "hpctrain.launch.sweep", "hpctrain.launch.status.rows")
     program = (
         f"import sys, hpctrain.cli, hpctrain.plan.run_plan, {', '.join(f'hpctrain.launch.{name}' for name in modules)};"
