@@ -31,6 +31,7 @@ def evidence(*attempts: AttemptRecord, slurm: SlurmState | None = None, **fields
 COMPLETED = attempt(1, "completed", end_reason="completed", exit_code=0)
 FAILED = attempt(1, "failed", end_reason="bad_data", exit_code=13, message="too short", failed_rank=2, failed_node="n3")
 GOES_ON = attempt(1, "failed", end_reason="node_failure", message="n3", continuation=STARTS_AGAIN)
+REQUEUED = replace(GOES_ON, end_reason="time_limit", ended_at_s=NOW_S - 5)
 KILLED = attempt(1, "failed", end_reason="killed", exit_code=137, message="killed (9)")
 
 
@@ -46,6 +47,15 @@ KILLED = attempt(1, "failed", end_reason="killed", exit_code=137, message="kille
             "PENDING",
             "waiting for attempt 2, by its own record: node_failure: n3; Slurm starts the job again",
             id="starts-again-and-the-controller-is-away",
+        ),
+        pytest.param(
+            evidence(REQUEUED, slurm=told("TIMEOUT")),
+            "PENDING",
+            "waiting for attempt 2",
+            id="on-its-way-into-the-queue",
+        ),
+        pytest.param(
+            evidence(REQUEUED, slurm=told("TIMEOUT"), now_s=NOW_S + 60), "TIMEOUT", "time_limit", id="never-came-there"
         ),
         pytest.param(evidence(KILLED, is_stale=True), "FAILED", "killed", id="over-and-the-controller-is-away"),
         pytest.param(evidence(KILLED, slurm=told("OUT_OF_MEMORY")), "OUT_OF_MEMORY", "killed", id="oom"),

@@ -160,7 +160,8 @@ def test_chains_go_on_from_their_checkpoints_at_slurms_warning(runs: Runs) -> No
     wait_until(all_are_warned, lambda: "\n".join(map(log, waiting)))
     start_now(runs.slurm, read_submission(chained["requeue"]).job_id)
     for chain, run in chained.items():
-        assert runs.wait_for(run, lambda row: row["is_over"])["state"] == "COMPLETED", log(run)
+        row = runs.wait_for(run, lambda row: row["is_over"])
+        assert row["state"] == "COMPLETED", f"{row}\n{log(run)}"
         first, second = read_attempts(run)
         assert (first.end_reason, second.end_reason) == ("time_limit", "completed")
         assert second.start_step == second.resumed_from_step

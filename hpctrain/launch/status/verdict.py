@@ -103,11 +103,15 @@ def judge(evidence: Evidence) -> Verdict:
     if told is not None and told.is_active:
         told = None  # accounting is late
     if last is not None and last.state != "running":
-        told = told or _told_by_us(evidence, last)
-        if told is None and evidence.is_stale and may_start_again(last):
+        by_us = _told_by_us(evidence, last)
+        if (
+            by_us is None
+            and may_start_again(last)
+            and (_has_just_ended(evidence, last) or (told is None and evidence.is_stale))
+        ):
             detail = f"waiting for attempt {last.attempt + 1}, by its own record: {of_marker(last, None).detail}"
             return Verdict("PENDING", detail, job_id=last.job_id)
-        return of_marker(last, told)
+        return of_marker(last, told or by_us)
     if told is not None:
         return _of_ended_job(evidence, told, job_id)
     return _of_nothing(evidence, last)
@@ -174,6 +178,11 @@ def _told_of(evidence: Evidence, last: AttemptRecord | None) -> tuple[SlurmState
         if told is not None and (job_id == evidence.job_ids[0] or told.state not in ("COMPLETED", "CANCELLED")):
             return told, job_id
     return None, evidence.job_ids[0]
+
+
+def _has_just_ended(evidence: Evidence, last: AttemptRecord) -> bool:
+    """While Slurm puts a job into its queue again it says for a moment that the job has ended, or nothing of it."""
+    return last.ended_at_s is not None and 0 <= evidence.now_s - last.ended_at_s < FRESH_S
 
 
 def _told_by_us(evidence: Evidence, last: AttemptRecord) -> SlurmState | None:
