@@ -100,7 +100,7 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         config: typed and checked value by value.
         assumptions: what the caller chose for the user (such as the hardware); told in the plan.
     """
-    shape, problems = resolve_model_shape(config.model)
+    shape, shape_problems = resolve_model_shape(config.model)
     layout = Layout(config.nodes, config.hardware.gpus_per_node)
     seq_len = config.training.seq_len or shape.max_seq_len
     precision = config.training.precision or config.hardware.default_precision
@@ -118,14 +118,12 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
     )
     name = redact_text(config.run.name or f"{shape.name}-{config.nodes}n-{config.parallelism.name}")
     slurm, slurm_problems = build_slurm_request(name, config, layout)
+    joint_problems = (*_value_problems(config, shape, seq_len), *_launch_problems(config, slurm))
+    problems = (*shape_problems, *batch_problems, *joint_problems, *slurm_problems)
     return RunPlan(
         schema_version=PLAN_SCHEMA_VERSION,
         name=name,
-        assumptions=(
-            *assumptions,
-            *(choice.assumptions if config.training.payload == "train" else ()),
-            *chain_notes(config, prediction.step_time_s if prediction else None),
-        ),
+        assumptions=(*assumptions, *_notes(config, choice, prediction)),
         warnings=_warnings(config, layout),
         model=shape,
         num_parameters=shape.num_parameters,
@@ -146,15 +144,7 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         cluster_name=config.cluster.name,
         cluster_kind=config.cluster.kind,
         slurm=slurm,
-        problems=(
-            *problems,
-            *batch_problems,
-            *_value_problems(config, shape, seq_len),
-            *_launch_problems(config, slurm),
-            *slurm_problems,
-            # A launch check builds no model.
-            *(memory.problems() if config.training.payload == "train" else ()),
-        ),
+        problems=(*problems, *_memory_problems(config, memory)),
         prediction=prediction,
         prediction_gap=prediction_gap,
         achievable_tflops_per_gpu=config.hardware.achievable_tflops.get(precision),
@@ -162,6 +152,17 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         start_timeout_min=config.training.start_timeout_min,
         azureml=build_azureml_request(config, layout, slurm.environment) if config.cluster.kind == "azureml" else None,
     )
+
+
+def _notes(config: Config, choice: _MemorySettings, prediction: StepPrediction | None) -> tuple[str, ...]:
+    """What the plan chose; a launch check builds no model, so nothing is chosen for one."""
+    of_memory = choice.assumptions if config.training.payload == "train" else ()
+    return (*of_memory, *chain_notes(config, prediction.step_time_s if prediction else None))
+
+
+def _memory_problems(config: Config, memory: MemoryEstimate) -> tuple[Problem, ...]:
+    """A launch check builds no model, so its memory is no matter."""
+    return tuple(memory.problems()) if config.training.payload == "train" else ()
 
 
 @dataclass(frozen=True)

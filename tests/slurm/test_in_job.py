@@ -16,6 +16,7 @@ import pytest
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_attempts, read_submission
 from hpctrain.worker.linux import parent_of
+from tests.processes import processes_with
 from tests.slurm.conftest import start_now
 from tests.slurm.test_submit import Cluster, logs, losses, wait_until
 from tests.slurm.test_submit import cluster as cluster  # the fixture
@@ -66,15 +67,7 @@ def rank_log(run: RunPaths, rank: int = 0) -> str:
 
 def marked(run: RunPaths) -> list[int]:
     """Processes whose environment names the run."""
-    mark = f"HPCTRAIN_RUN={run.root}".encode()
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
+    return processes_with(f"HPCTRAIN_RUN={run.root}")
 
 
 def process_of_rank(run: RunPaths, rank: int) -> int:

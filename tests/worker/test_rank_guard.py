@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.worker.linux import parent_of
+from tests.processes import processes_with
 
 SOURCE = Path(__file__).parents[2]
 RANK = """
@@ -51,15 +52,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
 
 def alive(folder: Path) -> list[int]:
     """Processes of the folder's rank, by their environment; the rank included."""
-    mark = f"MARK={folder}".encode()
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
+    return processes_with(f"MARK={folder}")
 
 
 def guard_of(rank: int) -> int:
