@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import errno
 import gc
 import importlib
@@ -12,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hpctrain
 from hpctrain.cli_answers import answer_flag
@@ -107,6 +106,7 @@ def run(words: Sequence[str]) -> int:
         "report": _verb_of("cli_records", "report"),
         "read-log": _verb_of("cli_records", "read_log"),
         "doctor": _verb_of("cli_doctor", "doctor"),
+        "rehearse": _verb_of("cli_rehearse", "rehearse"),
     }
     if words and words[0] in verbs:
         return verbs[words[0]](words[1:])
@@ -118,8 +118,7 @@ def run(words: Sequence[str]) -> int:
     return _submit(words)
 
 
-@dataclasses.dataclass(frozen=True)
-class _ComposeWords:
+class _ComposeWords(NamedTuple):
     """A command line of submit or plan, taken apart."""
 
     overrides: tuple[str, ...]
@@ -231,6 +230,10 @@ def _submit(words: Sequence[str]) -> int:
     parsed = _parse_compose_words(words)
     if parsed.shown_config:
         return _print_config(parsed)
+    from hpctrain.launch.working_tree import begin_to_ask
+    from hpctrain.record.code_version import package_folder
+
+    begin_to_ask(package_folder().parent)  # git answers while the rest is imported
     planned, site = _planned(parsed, asks_site=True)
     left_out: tuple[LeftOut, ...] = ()
     if parsed.multirun:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -100,8 +100,7 @@ def compose_points(words: Sequence[str], multirun: bool, extra_dirs: Sequence[Pa
     return points
 
 
-@dataclass(frozen=True)
-class _Grid:
+class _Grid(NamedTuple):
     """Overrides whose product is (a part of) the sweep."""
 
     overrides: tuple[Override, ...]
@@ -354,8 +353,7 @@ class _Composer:
         return self._composed[combination]
 
 
-@dataclass(frozen=True)
-class _Composed:
+class _Composed(NamedTuple):
     """What Hydra made of a list of overrides."""
 
     values: dict[str, Any]

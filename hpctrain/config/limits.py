@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """By pydantic-core's names; None: no such limit."""
+    """Greater than, greater or equal, less than, less or equal, shortest text; None: no such limit."""
 
     gt: float | None = None
     ge: float | None = None

@@ -9,23 +9,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import QuotedString
 
 _PLAIN_WORD = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 
 
-@dataclass(frozen=True)
-class PlainValue:
+class PlainValue(NamedTuple):
     """A scalar that means the same wherever it stands."""
 
     value: str | int | float | bool | None
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """What one typed override stands for: one text, or in a sweep one for each value."""
 
     key: str

@@ -10,7 +10,7 @@ from hpctrain.plan.job_variables import RANK_IDENTITY, secret_variables, stated_
 from hpctrain.plan.own_variables import OWN_VARIABLES
 from hpctrain.record.files import write_json
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.schema import SCHEMA_VERSION
+from hpctrain.record.submission_schema import SCHEMA_VERSION
 from hpctrain.secret_text import REDACTED, redact_value
 
 KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TMPDIR", "TZ")

@@ -13,7 +13,7 @@ from hpctrain.errors import Problem
 from hpctrain.plan.layout import Layout
 from hpctrain.plan.slurm_request import SlurmRequest
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.schema import SCHEMA_VERSION, SubmissionRecord
+from hpctrain.record.submission_schema import SCHEMA_VERSION, SubmissionRecord
 
 _OF_THE_ALLOCATION = (
     *("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"),

@@ -19,7 +19,7 @@ from typing import Literal
 from hpctrain.launch.interpreter import interpreter
 from hpctrain.units import GIB, gib
 
-_PACKAGES = ("torch", "deepspeed", "submitit", "hydra-core", "omegaconf", "pydantic-core", "psutil", "rich")
+_PACKAGES = ("torch", "deepspeed", "submitit", "hydra-core", "omegaconf", "pydantic", "psutil", "rich")
 _OPTIONAL = {"pandas": "analysis", "matplotlib": "analysis"}
 _IMPORT_TIMEOUT_S = 120.0
 _LITTLE_ROOM_BYTES = 10 * GIB

@@ -17,11 +17,11 @@ import shutil
 import stat
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hpctrain.errors import LaunchError, RecordError
-from hpctrain.record.code_version import digests_of, files_below, job_sources, package_folder
+from hpctrain.record.code_version import content_of, digests_of, files_below, job_sources, package_folder
 from hpctrain.record.files import checked_json
 from hpctrain.record.paths import SNAPSHOTS, RunPaths
 
@@ -32,8 +32,7 @@ _DIGEST_LENGTH = 16
 _READ_ONLY_FILE, _READ_ONLY_FOLDER = 0o444, 0o555
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """A copy of the package."""
 
     folder: Path
@@ -112,8 +111,7 @@ def damage_of(folder: Path, sources: Mapping[str, str]) -> str:
 
 
 def _digest_of(folder: Path, name: str) -> str:
-    with open(f"{folder}/{name}", "rb") as stream:
-        return hashlib.sha256(stream.read()).hexdigest()
+    return hashlib.sha256(content_of(f"{folder}/{name}")).hexdigest()
 
 
 def _digest(sources: Mapping[str, str]) -> str:

@@ -23,10 +23,10 @@ from hpctrain.plan.batch_script import ScriptTarget, sbatch_script
 from hpctrain.plan.chain_rules import num_links
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.plan.slurm_request import SlurmRequest
+from hpctrain.record.attempt_files import attempt_numbers
 from hpctrain.record.files import write_record, write_text
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.reader import attempt_numbers
-from hpctrain.record.schema import SCHEMA_VERSION, SubmissionRecord
+from hpctrain.record.submission_schema import SCHEMA_VERSION, SubmissionRecord
 from hpctrain.text_table import printable
 from hpctrain.units import duration_in_words
 

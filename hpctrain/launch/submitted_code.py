@@ -7,22 +7,18 @@ import importlib.metadata
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import hpctrain
 from hpctrain.launch.snapshot import Snapshot, take_snapshot
+from hpctrain.launch.working_tree import ask_git
 from hpctrain.record.code_version import package_folder
-from hpctrain.record.schema import SCHEMA_VERSION
+from hpctrain.record.submission_schema import SCHEMA_VERSION
 from hpctrain.secret_text import redact_code
 
 _RECORDED_PACKAGES = ("torch", "deepspeed", "hydra-core", "submitit", "numpy")
-_GIT_QUESTIONS = {"commit": ("rev-parse", "HEAD"), "status": ("status", "--porcelain"), "diff": ("diff", "HEAD")}
-"""Asked at once, while the code is copied."""
 
 
 @functools.cache
@@ -33,10 +29,9 @@ def submitted_code(run_root: Path, python: str) -> tuple[Snapshot, dict[str, Any
         OSError: ``run_root`` cannot be written.
     """
     source = package_folder()
-    with ThreadPoolExecutor(len(_GIT_QUESTIONS)) as pool:
-        answers = {name: pool.submit(_git, source.parent, *words) for name, words in _GIT_QUESTIONS.items()}
-        snapshot = take_snapshot(run_root)
-        git = {name: answer.result() for name, answer in answers.items()}
+    tree = ask_git(source.parent)
+    snapshot = take_snapshot(run_root)
+    tree.wait()
     versions = {"python": ".".join(map(str, sys.version_info[:3])), "hpctrain": hpctrain.__version__}
     versions |= {package: _version_of(package) for package in _RECORDED_PACKAGES}
     return snapshot, {
@@ -45,9 +40,9 @@ def submitted_code(run_root: Path, python: str) -> tuple[Snapshot, dict[str, Any
         "package": str(source),
         "snapshot": str(snapshot.folder),
         "versions": versions,
-        "commit": git["commit"].strip(),
-        "dirty": bool(git["status"].strip()),
-        "diff": redact_code(git["diff"]),
+        "commit": tree.commit,
+        "dirty": bool(tree.status),
+        "diff": redact_code(tree.diff),
         "installed_commit": _installed_commit(),
         "sources": dict(snapshot.sources),
     }
@@ -82,14 +77,3 @@ def _installed_commit() -> str:
     except importlib.metadata.PackageNotFoundError:
         return ""
     return str(json.loads(text).get("vcs_info", {}).get("commit_id", "")) if text else ""
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    """git's answer about the tree of ``folder``; empty where it is not the top of one, or git is not there."""
-    # An installed package may lie inside another project's repository, whose commit says nothing about it.
-    if not (folder / ".git").exists() or shutil.which("git") is None:
-        return ""
-    answer = subprocess.run(
-        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, errors="replace", check=False
-    )
-    return answer.stdout if answer.returncode == 0 else ""

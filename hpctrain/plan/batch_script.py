@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpctrain.plan.container import export_lines, rank_command, srun_container_words
 from hpctrain.plan.slurm_request import SlurmRequest
@@ -55,8 +56,7 @@ for all of training.start_timeout_min. A site whose srun refuses the step is not
 """
 
 
-@dataclass(frozen=True)
-class TaskArray:
+class TaskArray(NamedTuple):
     """Points of a sweep with the same request, as the tasks of one array."""
 
     sweep_dir: str

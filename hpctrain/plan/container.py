@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpctrain.config.schema import ContainerConfig
 from hpctrain.errors import Problem
@@ -25,8 +25,7 @@ _RANK = '-u -m hpctrain.launch.rank_entry "$run_dir"'
 """What srun starts in every task: a named function with the path of its run, nothing pickled, no job id in any file's name."""
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(NamedTuple):
     """One SOURCE:TARGET[:FLAGS]."""
 
     source: str

@@ -7,13 +7,12 @@ Source: NCCL's performance notes (doc/PERFORMANCE.md of nccl-tests), "bus bandwi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpctrain.units import GIGA
 
 
-@dataclass(frozen=True)
-class Links:
+class Links(NamedTuple):
     """What connects the GPUs, as far as it can be used."""
 
     gpus_per_node: int
@@ -25,8 +24,7 @@ class Links:
     """Time a message of no size takes from one member of a ring to the next."""
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Members of one collective."""
 
     num_members: int

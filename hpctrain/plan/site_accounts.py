@@ -8,7 +8,7 @@ above, too. A limit that a QOS sets is not asked for again at the association.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpctrain.errors import Problem, known_names_hint
 from hpctrain.plan.site_limits import Accounting, Association, Limits, Partition, Qos, Site
@@ -16,8 +16,7 @@ from hpctrain.plan.site_need import Need
 from hpctrain.units import MIB, counted, duration_in_words, gib, slurm_time
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """Where a limit is set, in words, and its values."""
 
     name: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpctrain.config.schema import ClusterConfig, Config, HardwareConfig
 from hpctrain.errors import Problem, known_names_hint
@@ -42,8 +42,7 @@ from hpctrain.units import counted, duration_in_words, slurm_time
 _MAX_OFFERED = 3
 
 
-@dataclass(frozen=True)
-class SiteVerdict:
+class SiteVerdict(NamedTuple):
     """What the site says of one request."""
 
     request: SlurmRequest
@@ -67,8 +66,7 @@ def plan_on_site(plan: RunPlan, config: Config, site: Site) -> RunPlan:
     )
 
 
-@dataclass(frozen=True)
-class _PartitionVerdict:
+class _PartitionVerdict(NamedTuple):
     partition: Partition
     problems: list[Problem]
     warnings: list[str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpctrain.errors import Problem, known_names_hint, nearest_names
 from hpctrain.plan.site_limits import NodeGroup, NodeShape, Partition, Site
@@ -17,8 +17,7 @@ _CPUS_KEY = "cluster.cpus_per_task"
 _MEMORY_KEY = "cluster.memory_per_node"
 
 
-@dataclass(frozen=True)
-class _Rule:
+class _Rule(NamedTuple):
     """One thing that each node must have."""
 
     key: str

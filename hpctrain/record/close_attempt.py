@@ -14,12 +14,13 @@ from pathlib import Path
 
 from hpctrain.errors import HpctrainError, LaunchError, RecordError
 from hpctrain.plan.own_variables import BATCH_SIGNAL_VARIABLE
+from hpctrain.record.attempt_files import attempt_numbers
 from hpctrain.record.attempt_rules import STARTS_AGAIN
 from hpctrain.record.end_evidence import EndEvidence, end_evidence
 from hpctrain.record.files import open_regular, read_record, write_record
 from hpctrain.record.identity import attempt_number, job_id_of
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.reader import attempt_numbers, with_failure
+from hpctrain.record.reader import with_failure
 from hpctrain.record.schema import SCHEMA_VERSION, AttemptRecord, EndReason
 from hpctrain.record.slurm_job import job_facts, nodes_down_since
 

@@ -21,7 +21,13 @@ def package_folder() -> Path:
 def job_sources(package: Path) -> dict[str, bytes]:
     """The content of every Python file that a job may import, by its path inside the package."""
     names = [name for name in files_below(package, _NOT_IN_JOBS) if name.endswith(".py")]
-    return {name: (package / name).read_bytes() for name in sorted(names)}
+    return {name: content_of(f"{package}/{name}") for name in sorted(names)}
+
+
+def content_of(path: str) -> bytes:
+    """The file's bytes, without Python's buffer between."""
+    with open(path, "rb", buffering=0) as stream:
+        return stream.readall()
 
 
 def files_below(folder: Path, left_out: Collection[str] = ()) -> list[str]:
@@ -29,13 +35,20 @@ def files_below(folder: Path, left_out: Collection[str] = ()) -> list[str]:
 
     As texts, since every submission looks at some hundred files twice.
     """
-    found = []
-    for parent, folders, files in os.walk(folder):
-        below = os.path.relpath(parent, folder)
-        prefix = "" if below == "." else f"{below}/"
-        if not prefix:
-            folders[:] = [name for name in folders if name not in left_out]
-        found += [f"{prefix}{name}" for name in files if os.path.isfile(f"{parent}/{name}")]
+    found: list[str] = []
+    prefixes = [""]
+    while prefixes:
+        prefix = prefixes.pop()
+        try:
+            entries = list(os.scandir(f"{folder}/{prefix}"))
+        except OSError:  # may not be listed: its files are missing from what is found
+            continue
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if prefix or entry.name not in left_out:
+                    prefixes.append(f"{prefix}{entry.name}/")
+            elif entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path):
+                found.append(prefix + entry.name)
     return found
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from hpctrain.errors import RecordError
-from hpctrain.record.schema import SCHEMA_VERSION
+from hpctrain.record.submission_schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError, LaunchError
+from hpctrain.record.attempt_files import attempt_numbers
 from hpctrain.record.attempt_rules import Refusal, Start, refusal_of
 from hpctrain.record.checkpoints import complete_checkpoints
 from hpctrain.record.close_attempt import Ending, close_attempt, slurm_evidence, unclosed_attempts
@@ -22,7 +23,7 @@ from hpctrain.record.files import create_record, read_record
 from hpctrain.record.identity import first_attempt_number, job_id_of, node_name
 from hpctrain.record.log_sizes import note_log_sizes
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.reader import attempt_numbers, read_config, read_each_attempt
+from hpctrain.record.reader import read_config, read_each_attempt
 from hpctrain.record.schema import SCHEMA_VERSION, AttemptRecord
 from hpctrain.record.slurm_job import job_facts, nodes_down_since
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, RecordError
 from hpctrain.plan.run_plan import RunPlan
+from hpctrain.record.attempt_files import attempt_numbers
 from hpctrain.record.files import checked_json, open_regular, read_record
 from hpctrain.record.frozen_config import parse_config
 from hpctrain.record.lines import UNIX_TIME_LIMIT_S, number_problem, parse_node_sample, parse_step
@@ -20,7 +21,6 @@ from hpctrain.record.schema import AttemptRecord, NodeSample, StepRecord, Submis
 
 _JOB_ID = re.compile(r"\d+(_\d+)?")
 _AZUREML_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_ATTEMPT_FILE = re.compile(r"(?P<number>\d+)(\.failure)?\.json")
 _NAME_WITH_TIME = re.compile(r".*-(?P<time>\d{8}-\d{6})-[0-9a-f]{4}")
 
 
@@ -97,21 +97,6 @@ def read_each_attempt(run: RunPaths) -> AttemptFiles:
             problems.append(str(error))
             last_is_known = False
     return AttemptFiles(tuple(attempts), tuple(problems), last_is_known)
-
-
-def attempt_numbers(run: RunPaths) -> list[int]:
-    """Numbers of all starts that left a file, in order.
-
-    Raises:
-        RecordError: the folder cannot be listed.
-    """
-    try:
-        names = os.listdir(run.attempts)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise RecordError(f"{run.attempts}: {error.strerror}") from error
-    return sorted({int(match["number"]) for name in names if (match := _ATTEMPT_FILE.fullmatch(name))})
 
 
 def _read_attempt(run: RunPaths, number: int) -> AttemptRecord:

@@ -23,13 +23,16 @@ def shape_values(shape: ModelShape) -> dict[str, int | float | bool | str]:
 
 
 def parallelism_values(plan: RunPlan) -> dict[str, Any]:
-    """What decides how DeepSpeed cuts the optimizer state, by its name in ``parallelism``."""
+    """What decides how the model and its optimizer state are cut, by its name in ``parallelism``."""
     zero: dict[str, Any] = plan.ds_config["zero_optimization"]
     return {
         "zero_stage": plan.zero_stage,
         "offload_optimizer": zero.get("offload_optimizer", {}).get("device", "none"),
         "offload_param": zero.get("offload_param", {}).get("device", "none"),
         "sub_group_size": zero.get("sub_group_size"),
+        "tensor_parallel_size": plan.layout.tensor_parallel_size,
+        "pipeline_parallel_size": plan.layout.pipeline_parallel_size,
+        "sequence_parallel_size": plan.layout.sequence_parallel_size,
     }
 
 

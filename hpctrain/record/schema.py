@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-SCHEMA_VERSION = 1
+# The part that a submission needs is a module of its own, and belongs to what this one offers.
+from hpctrain.record.submission_schema import SCHEMA_VERSION as SCHEMA_VERSION
+from hpctrain.record.submission_schema import SubmissionRecord as SubmissionRecord
 
 AttemptState = Literal["running", "completed", "failed"]
 EndReason = Literal[
@@ -143,29 +145,6 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True)
-class SubmissionRecord:
-    """How the run was handed over: ``submission.json``."""
-
-    schema_version: int
-    cluster_kind: Literal["slurm", "local", "azureml"]
-    job_id: str
-    """Slurm's job id (``123`` or ``123_4``), the process id of the local controller, or AzureML's job name."""
-    submitted_at_s: float
-    host: str
-    slurm_cluster: str = ""
-    slurm_conf: str = ""
-    command: tuple[str, ...] = ()
-    process_started_at_s: float | None = None
-    """Local: start time of the controller process, since process ids come back."""
-    first_attempt: int = 1
-    """Number of the first start that this submission makes; above 1 for a resumed run."""
-    key: str = ""
-    """Unique text given to Slurm as the job's comment where the user set none, to find a job whose answer was lost."""
-    chain: tuple[str, ...] = ()
-    """Job ids of the dependent jobs that follow, in order."""
-
-
-@dataclass(frozen=True)
 class CancelRecord:
     """``cancelled.json``: a user asked Slurm to end these jobs."""
 
@@ -215,3 +194,6 @@ class CheckpointRecord:
     corpus_digest: str
     files: tuple[CheckpointFile, ...]
     versions: dict[str, str] = field(default_factory=dict)
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    sequence_parallel_size: int = 1

@@ -7,7 +7,7 @@ import os
 import pwd
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpctrain.launch.site import accounting_formats
 from hpctrain.launch.site import formats as site_formats
@@ -26,8 +26,7 @@ _ALL_ENFORCED = frozenset({"associations", "limits", "qos"})
 _IMPLY_ASSOCIATIONS = frozenset({"limits", "qos", "safe", "wckeys"})
 
 
-@dataclass(frozen=True)
-class _Answer:
+class _Answer(NamedTuple):
     text: str = ""
     trouble: str = ""
 

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpctrain.record.slurm_command import ask_slurm
 
@@ -18,8 +18,7 @@ _JOB_NUMBER = re.compile(r"\d+")
 _CLUSTER_LINE = re.compile(r"CLUSTER: (?P<name>[\w.-]+)")
 
 
-@dataclass(frozen=True)
-class FoundJob:
+class FoundJob(NamedTuple):
     """A job that Slurm has."""
 
     job_id: str
@@ -28,8 +27,7 @@ class FoundJob:
     """Where it was named: of a federation or multi-cluster site."""
 
 
-@dataclass(frozen=True)
-class JobSearch:
+class JobSearch(NamedTuple):
     """What was found, the oldest first, and why it may be not all."""
 
     jobs: tuple[FoundJob, ...]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, NamedTuple
 
 from hpctrain.errors import InterruptedLaunchError, LaunchError, SubmitLimitError, UnclearSubmissionError
 from hpctrain.launch.slurm.held_signals import HeldSignals
@@ -82,8 +82,7 @@ class Submission:
             path.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True)
-class SbatchAnswer:
+class SbatchAnswer(NamedTuple):
     """What sbatch printed."""
 
     returncode: int | None

@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpctrain.launch.environment import job_environment
 from hpctrain.record.slurm_command import ask_slurm, call_slurm
@@ -30,8 +31,7 @@ _LONGEST_ARRAY = 4_000_001
 """Slurm's own bound of MaxArraySize; longer lists are damage."""
 
 
-@dataclass(frozen=True)
-class SlurmJob:
+class SlurmJob(NamedTuple):
     """A job of ours, and by what it is told from another one of the same number."""
 
     job_id: str
@@ -123,8 +123,7 @@ def moment(text: str) -> float | None:
         return None
 
 
-@dataclass(frozen=True)
-class SlurmCluster:
+class SlurmCluster(NamedTuple):
     """Which cluster to ask: as it was selected when a job was submitted."""
 
     slurm_conf: str = ""
