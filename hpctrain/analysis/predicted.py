@@ -16,6 +16,7 @@ from hpctrain.plan.layout import Batch, Layout
 from hpctrain.plan.memory import MemoryEstimate, estimate_memory
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.plain_shape import plain_shape
+from hpctrain.plan.rank_work import RankWork
 from hpctrain.plan.step_parts import step_parts
 from hpctrain.plan.step_time import time_range_s
 from hpctrain.units import GIB
@@ -137,7 +138,7 @@ def _memory_gaps(row: Mapping[Any, Any], host_memory_gib: float | None) -> list[
 def _estimate(shape: ModelShape, row: Mapping[Any, Any], gpu_gib: float, host_gib: float | None) -> MemoryEstimate:
     num_gpus, nodes, micro = (int(row[name]) for name in ("num_gpus", "nodes", "micro_batch_per_gpu"))
     seq_len = ANGELPTM_SEQ_LEN if pd.isna(row["seq_len"]) else int(row["seq_len"])
-    return estimate_memory(
+    work = RankWork(
         shape,
         Layout(nodes, num_gpus // nodes),
         Batch(micro, 1, micro * num_gpus, seq_len),
@@ -156,6 +157,7 @@ def _estimate(shape: ModelShape, row: Mapping[Any, Any], gpu_gib: float, host_gi
         "bf16",
         "full",
     )
+    return estimate_memory(work)
 
 
 def _largest_b(shape: ModelShape, row: Mapping[Any, Any], gpu_gib: float, host_gib: float) -> float | None:

@@ -57,6 +57,21 @@ class ParallelismConfig:
     zero_stage: Literal[1, 2, 3]
     offload_optimizer: Literal["none", "cpu"] = "none"
     offload_param: Literal["none", "cpu"] = "none"
+    offload_ratio: Annotated[float, Limits(gt=0, le=1)] = 1.0
+    """Share of the optimizer's sub-groups that offload_optimizer moves to the host; the rest stays on the GPU. Below 1 only in
+    stage 3."""
+    tensor_parallel_size: Count = 1
+    """Ranks that split each matrix between them (Megatron)."""
+    pipeline_parallel_size: Count = 1
+    """Stages that the blocks are cut into; with ZeRO stage 1."""
+    sequence_parallel_size: Count = 1
+    """Ranks that split each sequence between them, and in attention the heads (DeepSpeed-Ulysses)."""
+    hpz_partition_size: Count = 1
+    """Ranks, those of a node, that keep a second partition of the parameters between them (ZeRO++ hpZ); 1: none."""
+    quantized_weights: bool = False
+    """Gather stage-3 parameters as int8 (ZeRO++ qwZ); CUDA only."""
+    quantized_gradients: bool = False
+    """Reduce stage-3 gradients by quantized all-to-alls (ZeRO++ qgZ); CUDA only."""
     reduce_bucket_size: Count | None = None
     """None: DeepSpeed's 500,000,000, or the model's parameters where they are fewer (stage 3 allocates it whole)."""
     allgather_bucket_size: Count = 500_000_000
@@ -64,7 +79,9 @@ class ParallelismConfig:
     param_persistence_threshold: NonNegativeInt = 100_000
     max_live_parameters: Count = 1_000_000_000
     max_reuse_distance: Count = 1_000_000_000
-    sub_group_size: Count = 1_000_000_000
+    sub_group_size: Count | None = None
+    """Elements of a rank that stage 3's optimizer steps at once; None: DeepSpeed's 1,000,000,000, or with offload_ratio below 1
+    what moves that share."""
     overlap_comm: bool = True
     pin_memory: bool = True
 
@@ -182,6 +199,8 @@ class LaunchConfig:
     """Given again, the sweep of that name is continued: only what is missing is submitted. None: a new name."""
     max_running: Count | None = None
     """Tasks of an array that may run at once (Slurm's %N)."""
+    rehearse: bool = False
+    """Rehearse the run before it is submitted (``rehearse --quick``), and hold its memory against the hardware by that."""
     submit_wait_min: NonNegative = 0.0
     """Minutes to wait for room where Slurm says that a submit limit is reached; 0: stop, and continue later."""
     submit_retry_s: NonNegative = 60.0
@@ -220,6 +239,8 @@ class TrainingConfig:
     """None: the hardware's ``default_precision``."""
     activation_checkpointing: ActivationCheckpointing | None = None
     """full: keep each block's input and run its forward again; None: only where it does not fit without."""
+    offload_activations: bool = False
+    """Keep the blocks' inputs in pinned host memory between forward and backward; with activation_checkpointing=full."""
     learning_rate: Positive = 6e-4
     min_learning_rate: NonNegative = 6e-5
     warmup_steps: NonNegativeInt = 0

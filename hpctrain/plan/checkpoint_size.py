@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hpctrain.config.schema import Precision, TrainingConfig
 from hpctrain.errors import Problem
-from hpctrain.plan.memory import BYTES_PER_ELEMENT
+from hpctrain.plan.rank_parameters import rank_parameters
+from hpctrain.plan.rank_work import BYTES_PER_ELEMENT
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.units import gib
 
@@ -26,6 +27,23 @@ def checkpoint_bytes(num_parameters: int, zero_stage: int, precision: Precision)
     """
     weights = 0 if zero_stage == 3 else BYTES_PER_ELEMENT[precision]
     return num_parameters * (OPTIMIZER_BYTES + weights)
+
+
+def saved_bytes(plan: RunPlan) -> int:
+    """Bytes of one checkpoint of a run, all ranks together: ``checkpoint_bytes``, and what several ranks save alike.
+
+    Tensor-parallel ranks each save what is not split. The last stage of a pipeline has an optimizer state of its own for a tied
+    table; the table itself is in the first stage's files only.
+
+    Source: DeepSpeed 0.19.8, runtime/pipe/module.py save_state_dict; held against saved files in tests/worker/test_pipeline.py.
+    """
+    layout = plan.layout
+    num_stages = layout.pipeline_parallel_size
+    stages = [rank_parameters(plan.model, layout, stage) for stage in range(num_stages)]
+    held = layout.tensor_parallel_size * sum(stage.total for stage in stages)
+    tied_again = layout.tensor_parallel_size * stages[-1].token_table if num_stages > 1 else 0
+    without_second_table = checkpoint_bytes(held - tied_again, plan.zero_stage, plan.precision)
+    return without_second_table + tied_again * OPTIMIZER_BYTES
 
 
 def num_regular_saves(num_steps: int, training: TrainingConfig, after_step: int = 0) -> int:
@@ -59,7 +77,7 @@ def room_problem(
     """
     most = max(1, training.keep_checkpoints + 1 - num_there)
     num_new = min(most, num_regular_saves(plan.num_steps, training, after_step))
-    size = checkpoint_bytes(plan.num_parameters, plan.zero_stage, plan.precision)
+    size = saved_bytes(plan)
     needed = num_new * size
     if needed <= free_bytes:
         return None

@@ -6,6 +6,7 @@ from typing import Any
 
 from hpctrain.config.schema import ParallelismConfig, Precision, TrainingConfig
 from hpctrain.plan.layout import Batch
+from hpctrain.plan.sub_groups import DEFAULT_SUB_GROUP_SIZE
 
 LEAF_MODULE = "hpctrain.worker.model.decoder.Block"
 """Gathered as one unit in stage 3: fewer collectives, and the block can be compiled whole."""
@@ -30,7 +31,10 @@ def build_ds_config(
 ) -> dict[str, Any]:
     """The dict that ``deepspeed.initialize`` gets; keys as in DeepSpeed 0.19, sizes in elements."""
     config: dict[str, Any] = {
-        "train_batch_size": batch.global_batch_size,
+        # To DeepSpeed a part of a sequence is a sample, and a sequence-parallel rank one more data-parallel rank. Its own
+        # sequence parallelism (0.19.8) sums gradients over these ranks in stages 1 and 2 but averages them in stage 3, and
+        # sends them in fp32.
+        "train_batch_size": batch.global_batch_size * parallelism.sequence_parallel_size,
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.gradient_accumulation_steps,
         "gradient_clipping": training.gradient_clipping,
@@ -51,13 +55,17 @@ def build_ds_config(
         config["bf16"] = {"enabled": True}
     if parallelism.offload_optimizer == "cpu":
         # Without it DeepSpeed refuses torch's own Adam beside offload.
-        config["zero_force_ds_cpu_optimizer"] = use_cuda
+        config["zero_force_ds_cpu_optimizer"] = use_cuda or parallelism.offload_ratio < 1
     return config
 
 
 def _optimizer_kernel(parallelism: ParallelismConfig, use_cuda: bool) -> dict[str, bool]:
-    """torch's AdamW needs no compiler; with offload on a GPU node DeepSpeed's vectorised CPU Adam is worth building."""
-    if parallelism.offload_optimizer == "cpu" and use_cuda:
+    """torch's AdamW needs no compiler; with offload on a GPU node DeepSpeed's vectorised CPU Adam is worth building.
+
+    For a part of the optimizer on the host the engine takes no other (runtime/zero/stage3.py: «Hybrid Optimizer Only Supports
+    DeepSpeedCPUAdam»), on CPU ranks too.
+    """
+    if parallelism.offload_optimizer == "cpu" and (use_cuda or parallelism.offload_ratio < 1):
         return {}
     return {"torch_adam": True, "fused": True} if use_cuda else {"torch_adam": True}
 
@@ -68,20 +76,26 @@ def _zero_section(num_parameters: int, parallelism: ParallelismConfig, use_cuda:
         "stage": parallelism.zero_stage,
         "reduce_bucket_size": reduce_bucket_elements(parallelism, num_parameters),
         "allgather_bucket_size": parallelism.allgather_bucket_size,
-        "overlap_comm": parallelism.overlap_comm,
+        # The engine of a pipeline would turn it off itself, with a warning.
+        "overlap_comm": parallelism.overlap_comm and parallelism.pipeline_parallel_size == 1,
         "contiguous_gradients": True,
     }
     if parallelism.offload_optimizer == "cpu":
-        section["offload_optimizer"] = {"device": "cpu", "pin_memory": pin_memory}
+        section["offload_optimizer"] = {"device": "cpu", "pin_memory": pin_memory, "ratio": parallelism.offload_ratio}
     if parallelism.zero_stage == 3:
         section |= {
             "stage3_prefetch_bucket_size": parallelism.prefetch_bucket_size,
             "stage3_param_persistence_threshold": parallelism.param_persistence_threshold,
             "stage3_max_live_parameters": parallelism.max_live_parameters,
             "stage3_max_reuse_distance": parallelism.max_reuse_distance,
-            "sub_group_size": parallelism.sub_group_size,
+            "sub_group_size": parallelism.sub_group_size or DEFAULT_SUB_GROUP_SIZE,
             "leaf_module": {"classes": [LEAF_MODULE]},
         }
         if parallelism.offload_param == "cpu":
             section["offload_param"] = {"device": "cpu", "pin_memory": pin_memory}
+        if parallelism.hpz_partition_size > 1:
+            section["zero_hpz_partition_size"] = parallelism.hpz_partition_size
+        section |= {
+            f"zero_{name}": True for name in ("quantized_weights", "quantized_gradients") if getattr(parallelism, name)
+        }
     return section

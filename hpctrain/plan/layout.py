@@ -9,20 +9,78 @@ from hpctrain.errors import Problem
 
 
 @dataclass(frozen=True)
+class RankPlace:
+    """Where one rank stands along each kind of parallelism, from 0."""
+
+    pipeline: int
+    data: int
+    sequence: int
+    tensor: int
+
+
+@dataclass(frozen=True)
 class Layout:
-    """Degrees of parallelism; their product is the world size."""
+    """Degrees of parallelism; their product is the world size.
+
+    Ranks that talk most are neighbours: tensor and sequence ranks change fastest, then data-parallel ones, then pipeline stages.
+    """
 
     num_nodes: int
     gpus_per_node: int
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    sequence_parallel_size: int = 1
 
     @property
     def world_size(self) -> int:
         return self.num_nodes * self.gpus_per_node
 
     @property
+    def ranks_per_replica(self) -> int:
+        """Ranks that work on the same sequences together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.sequence_parallel_size
+
+    @property
     def data_parallel_degree(self) -> int:
-        """Every rank holds its own sequences."""
-        return self.world_size
+        """Groups of ranks that hold sequences of their own."""
+        return self.world_size // self.ranks_per_replica
+
+    @property
+    def zero_degree(self) -> int:
+        """Ranks over which ZeRO spreads its states: sequence-parallel ranks hold the same parameters and share them too."""
+        return self.data_parallel_degree * self.sequence_parallel_size
+
+    @property
+    def degrees_text(self) -> str:
+        """Every degree that is above 1, and the data-parallel one."""
+        others = {
+            "tensor": self.tensor_parallel_size,
+            "sequence": self.sequence_parallel_size,
+            "pipeline": self.pipeline_parallel_size,
+        }
+        shown = {"data": self.data_parallel_degree} | {name: size for name, size in others.items() if size > 1}
+        return ", ".join(f"{name} parallel {size:,}" for name, size in shown.items())
+
+    def place(self, rank: int) -> RankPlace:
+        """Where a rank stands.
+
+        >>> Layout(2, 4, tensor_parallel_size=2, pipeline_parallel_size=2).place(5)
+        RankPlace(pipeline=1, data=0, sequence=0, tensor=1)
+        """
+        rest, tensor = divmod(rank, self.tensor_parallel_size)
+        rest, sequence = divmod(rest, self.sequence_parallel_size)
+        pipeline, data = divmod(rest, self.data_parallel_degree)
+        return RankPlace(pipeline, data, sequence, tensor)
+
+    def holds_same_parameters(self, rank: int, other: int) -> bool:
+        """Whether two ranks stand in the same stage and tensor-parallel part.
+
+        >>> layout = Layout(2, 4, tensor_parallel_size=2, pipeline_parallel_size=2)
+        >>> [layout.holds_same_parameters(0, other) for other in (1, 2, 4)]
+        [False, True, False]
+        """
+        place, other_place = self.place(rank), self.place(other)
+        return (place.pipeline, place.tensor) == (other_place.pipeline, other_place.tensor)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ def render_notes(plan: RunPlan) -> list[str]:
 def _facts(plan: RunPlan) -> str:
     model, layout, batch, flops = plan.model, plan.layout, plan.batch, plan.flops_per_step
     place = "GPUs" if plan.device == "cuda" else "CPU ranks"
+    on_host = " with its inputs in host memory" if plan.offload_activations else ""
     heads = f"{model.num_heads} heads of {model.head_dim}"
     if model.num_kv_heads != model.num_heads:
         heads += f" ({model.num_kv_heads} for keys and values)"
@@ -51,7 +52,7 @@ def _facts(plan: RunPlan) -> str:
         (
             "layout",
             f"{counted(layout.num_nodes)} x {layout.gpus_per_node} = {layout.world_size:,} {place} ({plan.hardware_name}),"
-            f" data parallel {layout.data_parallel_degree:,}, {plan.parallelism_name}",
+            f" {layout.degrees_text}, {plan.parallelism_name}",
         ),
         (
             "batch",
@@ -62,7 +63,7 @@ def _facts(plan: RunPlan) -> str:
         (
             "training",
             f"{plan.num_steps:,} steps, {short_count(plan.num_steps * batch.tokens_per_step)} tokens, {plan.precision},"
-            f" activation checkpointing {plan.activation_checkpointing}",
+            f" activation checkpointing {plan.activation_checkpointing}{on_host}",
         ),
         ("data", plan.data_name),
         ("model FLOPs", f"{flops.model_flops:.4e} a step (forward and backward once, dense attention)"),
@@ -83,9 +84,15 @@ def _seconds(time: str) -> float | None:
         return None
 
 
+_FOUND_BY = {
+    "rules": "an estimate by closed rules",
+    "rehearsal": "found by the real engine on a simulated cluster",
+}
+
+
 def _memory(plan: RunPlan) -> str:
     memory = plan.memory
-    lines = ["memory of one rank (an estimate by closed rules, not measured)"]
+    lines = [f"memory of one rank ({_FOUND_BY[memory.found_by]}, not measured)"]
     lines += [f"  {term.name:<24}{gib(term.num_bytes):>14}  {term.tier}" for term in memory.terms]
     if memory.gpu_capacity_bytes is not None:
         free = memory.gpu_capacity_bytes - memory.gpu_bytes

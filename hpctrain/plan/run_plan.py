@@ -22,8 +22,11 @@ from hpctrain.plan.flops import StepFlops, step_flops
 from hpctrain.plan.layout import Batch, Layout, resolve_batch
 from hpctrain.plan.memory import MemoryEstimate, estimate_memory
 from hpctrain.plan.model_shape import ModelShape, resolve_model_shape
+from hpctrain.plan.parallelism_rules import parallelism_problems, parallelism_warnings, resolve_layout
+from hpctrain.plan.rank_work import RankWork
 from hpctrain.plan.slurm_request import SlurmRequest, build_slurm_request, request_warnings
 from hpctrain.plan.step_time import StepPrediction, predict_step
+from hpctrain.plan.sub_groups import sub_group_notes, with_sub_group_size
 from hpctrain.secret_text import redact_text
 
 PLAN_SCHEMA_VERSION = 1
@@ -70,6 +73,8 @@ class RunPlan:
     """What the ranks do: train, or only meet and measure themselves."""
     start_timeout_min: int = 30
     """Minutes that ranks wait for each other at the start."""
+    offload_activations: bool = False
+    """Inputs of recomputed blocks wait in host memory; runs of before this was possible do not say."""
     azureml: AzureMlRequest | None = None
     """What AzureML would be asked for, where the job goes there."""
 
@@ -101,30 +106,49 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         assumptions: what the caller chose for the user (such as the hardware); told in the plan.
     """
     shape, shape_problems = resolve_model_shape(config.model)
-    layout = Layout(config.nodes, config.hardware.gpus_per_node)
+    layout, layout_problems = resolve_layout(config)
+    stated = config.parallelism
+    config = dataclasses.replace(config, parallelism=with_sub_group_size(stated, shape, layout))
     seq_len = config.training.seq_len or shape.max_seq_len
     precision = config.training.precision or config.hardware.default_precision
     choice = _choose_memory_settings(config, shape, layout, precision)
     batch, batch_problems = resolve_batch(
         config.training, choice.micro_batch_size, layout.data_parallel_degree, seq_len
     )
-    memory = estimate_memory(shape, layout, batch, config.parallelism, config.hardware, precision, choice.checkpointing)
-    flops = step_flops(shape, seq_len, batch.global_batch_size, choice.checkpointing, config.parallelism.zero_stage)
-    prediction, prediction_gap = predict_step(
-        shape, layout, batch, config.parallelism, config.hardware, precision, choice.checkpointing, flops
+    work = RankWork(
+        shape,
+        layout,
+        batch,
+        config.parallelism,
+        config.hardware,
+        precision,
+        choice.checkpointing,
+        config.training.offload_activations,
     )
+    memory = estimate_memory(work)
+    flops = step_flops(shape, seq_len, batch.global_batch_size, choice.checkpointing, config.parallelism.zero_stage)
+    prediction, prediction_gap = predict_step(work, flops)
     ds_config = build_ds_config(
         shape.num_parameters, batch, config.parallelism, config.training, precision, config.hardware.device == "cuda"
     )
     name = redact_text(config.run.name or f"{shape.name}-{config.nodes}n-{config.parallelism.name}")
     slurm, slurm_problems = build_slurm_request(name, config, layout)
-    joint_problems = (*_value_problems(config, shape, seq_len), *_launch_problems(config, slurm))
+    joint_problems = (
+        *layout_problems,
+        *parallelism_problems(config, shape, layout, seq_len),
+        *_value_problems(config, shape, seq_len),
+        *_launch_problems(config, slurm),
+    )
     problems = (*shape_problems, *batch_problems, *joint_problems, *slurm_problems)
     return RunPlan(
         schema_version=PLAN_SCHEMA_VERSION,
         name=name,
-        assumptions=(*assumptions, *_notes(config, choice, prediction)),
-        warnings=_warnings(config, layout),
+        assumptions=(
+            *assumptions,
+            *_notes(config, choice, prediction),
+            *sub_group_notes(stated, config.parallelism, shape, layout),
+        ),
+        warnings=_warnings(config, layout, batch),
         model=shape,
         num_parameters=shape.num_parameters,
         layout=layout,
@@ -132,6 +156,7 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         num_steps=config.training.num_steps,
         precision=precision,
         activation_checkpointing=choice.checkpointing,
+        offload_activations=config.training.offload_activations,
         parallelism_name=config.parallelism.name,
         zero_stage=config.parallelism.zero_stage,
         hardware_name=config.hardware.name,
@@ -152,6 +177,27 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         start_timeout_min=config.training.start_timeout_min,
         azureml=build_azureml_request(config, layout, slurm.environment) if config.cluster.kind == "azureml" else None,
     )
+
+
+def with_memory_of(rank: int, plan: RunPlan, config: Config) -> RunPlan:
+    """The plan with the memory of one rank in place of that rank's which needs most.
+
+    Args:
+        rank: of the plan's layout.
+        plan: of the configuration.
+        config: what the plan was built from.
+    """
+    work = RankWork(
+        plan.model,
+        plan.layout,
+        plan.batch,
+        with_sub_group_size(config.parallelism, plan.model, plan.layout),
+        config.hardware,
+        plan.precision,
+        plan.activation_checkpointing,
+        plan.offload_activations,
+    )
+    return dataclasses.replace(plan, memory=estimate_memory(work, rank))
 
 
 def _notes(config: Config, choice: _MemorySettings, prediction: StepPrediction | None) -> tuple[str, ...]:
@@ -190,8 +236,17 @@ def _choose_memory_settings(config: Config, shape: ModelShape, layout: Layout, p
 
     def fits(size: int, mode: ActivationCheckpointing) -> bool:
         batch, _ = resolve_batch(training, size, layout.data_parallel_degree, seq_len)
-        memory = estimate_memory(shape, layout, batch, config.parallelism, config.hardware, precision, mode)
-        return memory.fits_with_headroom
+        work = RankWork(
+            shape,
+            layout,
+            batch,
+            config.parallelism,
+            config.hardware,
+            precision,
+            mode,
+            training.offload_activations and mode == "full",
+        )
+        return estimate_memory(work).fits_with_headroom
 
     candidates = [(size, mode) for size in sizes for mode in modes]
     chosen = next((candidate for candidate in candidates if fits(*candidate)), None)
@@ -221,15 +276,6 @@ def _value_problems(config: Config, shape: ModelShape, seq_len: int) -> list[Pro
                 str(seq_len),
                 f"is longer than the {shape.max_seq_len} learned positions of model={shape.name}",
                 f"nearest: {shape.max_seq_len}, or set model.max_seq_len={seq_len}",
-            )
-        )
-    if config.parallelism.offload_param == "cpu" and config.parallelism.zero_stage != 3:
-        problems.append(
-            Problem(
-                "parallelism.offload_param",
-                "cpu",
-                f"needs ZeRO stage 3, here it is {config.parallelism.zero_stage}",
-                "set parallelism=zero3_offload",
             )
         )
     if config.cluster.kind == "local" and config.nodes != 1:
@@ -294,10 +340,14 @@ def no_cpus_warning(hardware: HardwareConfig) -> str:
     )
 
 
-def _warnings(config: Config, layout: Layout) -> tuple[str, ...]:
+def _warnings(config: Config, layout: Layout, batch: Batch) -> tuple[str, ...]:
     """What is allowed and often not meant."""
     training = config.training
-    warnings = [*request_warnings(config.cluster, config.hardware, layout), *chain_warnings(config)]
+    warnings = [
+        *request_warnings(config.cluster, config.hardware, layout),
+        *chain_warnings(config),
+        *parallelism_warnings(config.parallelism, layout, batch.gradient_accumulation_steps),
+    ]
     if training.warmup_steps >= training.num_steps:
         warnings.append(
             f"training.warmup_steps={training.warmup_steps} is not below training.num_steps={training.num_steps}:"

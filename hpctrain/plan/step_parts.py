@@ -62,11 +62,15 @@ class Setup:
     """Context or Ulysses degree."""
     zero_stage: int = 0
     shard_within_node: bool = False
-    """Parameters are sharded in a node and replicated over nodes (HSDP, ZeRO++'s secondary partition)."""
+    """Parameters are sharded in a node and replicated over nodes (HSDP; in published runs of DeepSpeed, its second partition)."""
+    second_partition_ranks: int = 1
+    """Neighbouring ranks that keep a second partition of the parameters between them (ZeRO++ hpZ); 1: none."""
     virtual_stages: int = 1
     """Pieces of a pipeline rank in the interleaved schedule."""
     recomputation: Recomputation = "none"
     offload_optimizer: bool = False
+    offload_ratio: float = 1.0
+    """Share of the optimizer's state that offload_optimizer moves."""
     offload_param: bool = False
     offload_activations: bool = False
     live_parameters: float | None = None
@@ -288,7 +292,8 @@ def _zero_parts(setup: Setup, machine: Machine, software: Software, micro_step_s
     Stage 3 gathers all parameters for the forward and again for the backward pass and reduces gradients in each micro step.
     Below it parameters are gathered once a step (or are the second half of an all-reduce) and gradients reduced once, in stage 2
     once a micro step.
-    Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 7.
+    From a second partition all gathers of stage 3 come but those of the forward pass that follows an update, which makes it.
+    Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 7; DeepSpeed 0.19.8, runtime/zero/partition_parameters.py.
     """
     model_parallel = setup.tensor_degree * setup.pipeline_degree
     ranks = setup.zero_ranks
@@ -311,15 +316,19 @@ def _zero_parts(setup: Setup, machine: Machine, software: Software, micro_step_s
         again = all_reduce_time_s(size / machine.gpus_per_node, over_nodes, links, layers)
         group = group_of(min(ranks, machine.gpus_per_node), setup.tensor_degree, machine.gpus_per_node)
     count = layers * software.collectives_per_block
-    gather = gather_time_s(size, group, links, count)
+    forward = backward = gather_time_s(size, group, links, count)
+    if setup.second_partition_ranks > 1:
+        near = group_of(setup.second_partition_ranks, setup.tensor_degree, machine.gpus_per_node)
+        backward = gather_time_s(size, near, links, count)
+        forward = (forward + (setup.num_micro_steps - 1) * backward) / setup.num_micro_steps
     # Gathers need no arithmetic; sums are formed in the wider type where the software says so.
     reduce_s = gather_time_s(shard * software.gradient_bytes, group, links, count) + again
     # Where a block is larger than what may stay gathered, nothing can be fetched ahead of its use.
     too_large = setup.live_parameters is not None and setup.shape.block_parameters > setup.live_parameters
-    total = 2 * gather + reduce_s
+    total = forward + backward + reduce_s
     hidden = 0.0 if too_large else min(total, micro_step_s) * software.zero_overlap
     share = (total - hidden) / total * setup.num_micro_steps
-    return {"parameter gathers": 2 * gather * share, "gradient reduce-scatter": reduce_s * share}
+    return {"parameter gathers": (forward + backward) * share, "gradient reduce-scatter": reduce_s * share}
 
 
 def _host_parts(setup: Setup, machine: Machine, software: Software, micro_step_s: float) -> dict[str, float]:
@@ -337,21 +346,25 @@ def _host_parts(setup: Setup, machine: Machine, software: Software, micro_step_s
         per_micro_step += 2 * inputs * setup.bytes_per_element
     once = 0.0
     if setup.offload_optimizer:
-        per_micro_step += shard * setup.bytes_per_element
-        once = shard * setup.bytes_per_element
+        per_micro_step += shard * setup.offload_ratio * setup.bytes_per_element
+        once = shard * setup.offload_ratio * setup.bytes_per_element
     exposed = max(0.0, per_micro_step / rate - software.host_overlap * micro_step_s)
     return {"host link": exposed * setup.num_micro_steps + once / rate}
 
 
 def _optimizer_parts(setup: Setup, machine: Machine, software: Software) -> dict[str, float]:
-    """Adam is bound by memory: on the GPU by its own, on the host by that of the node, shared by its ranks."""
+    """Adam is bound by memory: on the GPU by its own, on the host by that of the node, shared by its ranks.
+
+    Where a part is on the host, one is stepped after the other (DeepSpeed 0.19.8, runtime/zero/stage3.py step).
+    """
     size = setup.held_parameters * ADAM_BYTES_PER_PARAMETER
-    if setup.offload_optimizer:
+    on_host = size * setup.offload_ratio if setup.offload_optimizer else 0.0
+    parts = {"optimizer": (size - on_host) / (machine.memory_gb_per_s * GIGA * GPU_MEMORY_SHARE)}
+    if on_host:
         assert machine.host_memory_gb_per_s is not None, (
             "callers check that an optimizer on the CPU has its memory's rate"
         )
         ranks = min(machine.gpus_per_node, setup.num_gpus)
-        return {
-            "optimizer on the CPU": size * ranks / (machine.host_memory_gb_per_s * GIGA * software.host_memory_share)
-        }
-    return {"optimizer": size / (machine.memory_gb_per_s * GIGA * GPU_MEMORY_SHARE)}
+        rate = machine.host_memory_gb_per_s * GIGA * software.host_memory_share
+        parts["optimizer on the CPU"] = on_host * ranks / rate
+    return parts

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpctrain.config.schema import ActivationCheckpointing, HardwareConfig, ParallelismConfig, Precision
+from hpctrain.config.schema import HardwareConfig, Precision
 from hpctrain.errors import ConfigError
 from hpctrain.plan.devices import find_device
 from hpctrain.plan.flop_conventions import utilisation
 from hpctrain.plan.flops import StepFlops
-from hpctrain.plan.layout import Batch, Layout
-from hpctrain.plan.memory import BYTES_PER_ELEMENT
-from hpctrain.plan.model_shape import ModelShape
+from hpctrain.plan.rank_work import RankWork
 from hpctrain.plan.software import SOFTWARE, SUSTAINED, Software
 from hpctrain.plan.step_parts import Machine, Setup, step_parts
 
@@ -39,49 +37,41 @@ class StepPrediction:
     """Where the constants were fitted, and how far off the prediction was on rows that were not."""
 
 
-def predict_step(
-    shape: ModelShape,
-    layout: Layout,
-    batch: Batch,
-    parallelism: ParallelismConfig,
-    hardware: HardwareConfig,
-    precision: Precision,
-    checkpointing: ActivationCheckpointing,
-    flops: StepFlops,
-) -> tuple[StepPrediction | None, str]:
+def predict_step(work: RankWork, flops: StepFlops) -> tuple[StepPrediction | None, str]:
     """The prediction for a run of our own worker, or None and what the hardware does not state.
 
     Args:
-        shape: the model.
-        layout: nodes and GPUs; all ranks are data-parallel.
-        batch: the solved batch.
-        parallelism: ZeRO stage and offload.
-        hardware: rates and links; what a part needs must be stated.
-        precision: of the matrix products.
-        checkpointing: none or full.
+        work: of one rank; what a part of the step needs must be stated by its hardware.
         flops: of the same step, for the rates.
     """
-    gap = prediction_gap(layout, parallelism, hardware, precision)
+    gap = prediction_gap(work)
     if gap:
         return None, gap
+    layout, batch, parallelism, hardware = work.layout, work.batch, work.parallelism, work.hardware
     setup = Setup(
-        shape=shape,
+        shape=work.shape,
         seq_len=batch.seq_len,
         micro_batch_size=batch.micro_batch_size,
         num_micro_steps=batch.gradient_accumulation_steps,
         num_gpus=layout.world_size,
+        tensor_degree=layout.tensor_parallel_size,
+        pipeline_degree=layout.pipeline_parallel_size,
+        sequence_degree=layout.sequence_parallel_size,
         zero_stage=parallelism.zero_stage,
-        recomputation=checkpointing,
+        second_partition_ranks=parallelism.hpz_partition_size,
+        recomputation=work.checkpointing,
         offload_optimizer=parallelism.offload_optimizer == "cpu",
+        offload_ratio=parallelism.offload_ratio,
         offload_param=parallelism.offload_param == "cpu",
+        offload_activations=work.offload_activations,
         live_parameters=min(parallelism.max_live_parameters, parallelism.max_reuse_distance),
-        bytes_per_element=BYTES_PER_ELEMENT[precision],
+        bytes_per_element=work.bytes_per_element,
     )
     software = SOFTWARE[OWN_SOFTWARE]
-    parts = step_parts(setup, _machine(hardware, precision), software)
+    parts = step_parts(setup, _machine(hardware, work.precision), software)
     step_time_s = sum(parts.values())
     low_s, high_s = time_range_s(step_time_s, software)
-    peak = hardware.peak_tflops.get(precision)
+    peak = hardware.peak_tflops.get(work.precision)
     mfu = None if peak is None else utilisation(flops.model_flops, step_time_s, layout.world_size, peak)
     prediction = StepPrediction(
         step_time_s=step_time_s,
@@ -97,10 +87,9 @@ def predict_step(
     return prediction, ""
 
 
-def prediction_gap(
-    layout: Layout, parallelism: ParallelismConfig, hardware: HardwareConfig, precision: Precision
-) -> str:
+def prediction_gap(work: RankWork) -> str:
     """What keeps a step from being predicted, in words; empty: nothing."""
+    layout, parallelism, hardware, precision = work.layout, work.parallelism, work.hardware, work.precision
     if hardware.device != "cuda":
         return f"hardware={hardware.name} has device={hardware.device}: step times are predicted for GPUs"
     wanted: dict[str, object] = {
@@ -111,7 +100,7 @@ def prediction_gap(
         wanted["intra_node_gb_per_s"] = hardware.intra_node_gb_per_s
     if layout.num_nodes > 1:
         wanted["inter_node_gb_per_s"] = hardware.inter_node_gb_per_s
-    if "cpu" in (parallelism.offload_optimizer, parallelism.offload_param):
+    if work.offload_activations or "cpu" in (parallelism.offload_optimizer, parallelism.offload_param):
         wanted["host_link_gb_per_s"] = hardware.host_link_gb_per_s
     if parallelism.offload_optimizer == "cpu":
         wanted["host_memory_gb_per_s"] = hardware.host_memory_gb_per_s

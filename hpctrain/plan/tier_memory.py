@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from hpctrain.plan.memory import MemoryTerm
 from hpctrain.plan.memory_habits import CACHED_SHARE, COLLECTIVES_GIB, CONTEXT_GIB, STUCK_SHARE, MemoryHabits
+from hpctrain.plan.memory_terms import MemoryTerm
 from hpctrain.plan.rank_activations import backward_bytes, block_bytes, loss_bytes
 from hpctrain.plan.software import Software
 from hpctrain.plan.step_parts import Setup

@@ -7,6 +7,7 @@ one keeps the error until all ranks can talk about it, and gives back only what 
 from __future__ import annotations
 
 import os
+import re
 import time
 import zipfile
 from collections.abc import Callable, Iterable
@@ -74,20 +75,35 @@ class RankFiles(CheckpointEngine):  # type: ignore[misc]
                 if damaged is not None:
                     return f"{path}: {damaged} has another checksum than when it was saved"
                 # The file is the run's own; it holds DeepSpeed's configuration objects beside tensors.
-                self._read[file.name] = torch.load(path, map_location="cpu", weights_only=False)
+                self._read[_without_model_rank(file.name)] = torch.load(path, map_location="cpu", weights_only=False)
             # A damaged pickle can raise anything.
             except Exception as error:
                 return f"{path}: {_root_message(error)}"
         return ""
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """What ``read`` has read; the engine asks for the same file twice."""
+        """What ``read`` has read; the engine asks for the same file twice.
+
+        This rank's own, whichever model-parallel rank's file the engine names: it first looks into that of rank 0, and then
+        takes its own by place in the sorted names, where 100 comes before 11.
+        """
         del map_location
-        return self._read[os.path.basename(path)]
+        return self._read[_without_model_rank(os.path.basename(path))]
 
     def forget(self) -> None:
         """Drops what was read."""
         self._read = {}
+
+
+def _without_model_rank(name: str) -> str:
+    """A file's name without the number of the model-parallel rank that wrote it.
+
+    >>> _without_model_rank("zero_pp_rank_3_mp_rank_07_optim_states.pt")
+    'zero_pp_rank_3_mp_rank_optim_states.pt'
+    >>> _without_model_rank("layer_02-model_01-model_states.pt")
+    'layer_02-model-model_states.pt'
+    """
+    return re.sub(r"(mp_rank|-model)_\d+", r"\1", name)
 
 
 def wait_for_sizes(folder: Path, files: Iterable[CheckpointFile], sleep: Callable[[float], None] = time.sleep) -> None:

@@ -7,10 +7,14 @@ from typing import Any
 
 import deepspeed
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.worker.model.decoder import Decoder
+from hpctrain.worker.parallel_groups import TensorParallelUnit, build_parallel_groups
+from hpctrain.worker.partial_offload import join_optimizers
+from hpctrain.worker.pipeline import build_pipeline, tell_shapes
 
 
 def build_engine(plan: RunPlan, weight_decay: float, seed: int, device: torch.device) -> Any:
@@ -26,19 +30,34 @@ def build_engine(plan: RunPlan, weight_decay: float, seed: int, device: torch.de
         # DeepSpeed would compile its shared-memory collective at this point; gloo does without a compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed()
-    with _partitioned_from_the_start(plan), device:
-        model = Decoder(plan.model, plan.activation_checkpointing, seed)
+    groups = build_parallel_groups(plan.layout, dist.get_rank())
+    mpu = TensorParallelUnit(groups.tensor, groups.zero) if groups.zero else None
+    with _partitioned_from_the_start(plan, mpu), device:
+        model = (
+            build_pipeline(plan, seed, groups)
+            if plan.layout.pipeline_parallel_size > 1
+            else Decoder(plan.model, plan.activation_checkpointing, seed, groups, plan.offload_activations)
+        )
     engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=parameter_groups(model, weight_decay), config=plan.ds_config
+        model=model, model_parameters=parameter_groups(model, weight_decay), config=plan.ds_config, mpu=mpu
     )
+    join_optimizers(engine)
+    if plan.layout.pipeline_parallel_size > 1:
+        tell_shapes(engine, plan)
     return engine
 
 
-def _partitioned_from_the_start(plan: RunPlan) -> contextlib.AbstractContextManager[Any]:
+def _partitioned_from_the_start(
+    plan: RunPlan, mpu: TensorParallelUnit | None
+) -> contextlib.AbstractContextManager[Any]:
     """In stage 3 no rank ever holds the whole model: each parameter is cut up as soon as it is made."""
     if plan.zero_stage != 3:
         return contextlib.nullcontext()
-    context: contextlib.AbstractContextManager[Any] = deepspeed.zero.Init(config_dict_or_path=plan.ds_config)
+    context: contextlib.AbstractContextManager[Any] = deepspeed.zero.Init(
+        config_dict_or_path=plan.ds_config,
+        data_parallel_group=None if mpu is None else mpu.get_data_parallel_group(),
+        mpu=mpu,
+    )
     return context
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+import torch.distributed as dist
 
 from hpctrain.config.schema import TrainingConfig
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.schema import StepRecord
 from hpctrain.worker.checkpoint import CheckpointSaver
 from hpctrain.worker.data.batches import TokenBatches
+from hpctrain.worker.data.micro_batches import MicroBatches
 from hpctrain.worker.end_reasons import NonFiniteLossError, StoppedBySignalError
+from hpctrain.worker.pipeline import train_batch
 from hpctrain.worker.schedule import learning_rate
 from hpctrain.worker.step_log import StepLog
 from hpctrain.worker.stop_signal import StopSignal
@@ -40,7 +40,7 @@ def train(
         engine: DeepSpeed's engine around the decoder.
         plan: number of steps and batch.
         training: schedule and log interval.
-        batches: this rank's sequences.
+        batches: the sequences of this rank's place along data parallelism.
         log: where measured steps go.
         stop: signals to this rank.
         saver: saves checkpoints; None: there are none.
@@ -50,13 +50,15 @@ def train(
         NonFiniteLossError: the loss stays infinite or not a number.
         StoppedBySignalError: some rank got a signal; all ranks leave after the same step.
     """
+    forward_and_backward = train_batch if plan.layout.pipeline_parallel_size > 1 else _forward_and_backward
     for step in range(first_step, plan.num_steps + 1):
         rate = learning_rate(
             step, plan.num_steps, training.warmup_steps, training.learning_rate, training.min_learning_rate
         )
         for group in engine.optimizer.param_groups:
             group["lr"] = rate
-        loss, data_time_s = _forward_and_backward(engine, plan, batches, step)
+        micro_batches = MicroBatches(batches, step, engine.device)
+        loss = forward_and_backward(engine, micro_batches)
         log.end_step(
             step=step,
             learning_rate=rate,
@@ -64,12 +66,12 @@ def train(
             stop_requested=stop.received,
             grad_norm=engine.get_global_grad_norm(),
             skipped=not engine.was_step_applied(),
-            data_time_s=data_time_s,
+            data_time_s=micro_batches.data_time_s,
         )
         save_is_due = saver is not None and saver.is_due(step)
         if log.stop_agreed or save_is_due or step % training.log_interval == 0 or step == plan.num_steps:
             last = log.flush()
-            if batches.rank == 0:
+            if dist.get_rank() == 0:
                 print(_report_line(last, plan.num_steps), flush=True)
             _check_finite(last, log.num_non_finite)
         is_stopping, told = log.stop_agreed and step < plan.num_steps, ""
@@ -85,19 +87,16 @@ def train(
             )
 
 
-def _forward_and_backward(engine: Any, plan: RunPlan, batches: TokenBatches, step: int) -> tuple[torch.Tensor, float]:
-    """One optimizer step; returns this rank's mean loss and the seconds spent on data."""
-    num_micro_steps = plan.batch.gradient_accumulation_steps
-    loss, data_time_s = torch.zeros((), device=engine.device), 0.0
-    for micro_step in range(num_micro_steps):
-        data_start_s = time.perf_counter()
-        ids, labels = (_to_device(part, engine.device) for part in batches.micro_batch(step, micro_step))
-        data_time_s += time.perf_counter() - data_start_s
+def _forward_and_backward(engine: Any, micro_batches: MicroBatches) -> torch.Tensor:
+    """One optimizer step; returns this rank's mean loss."""
+    num_micro_steps = micro_batches.num_left
+    loss = torch.zeros((), device=engine.device)
+    for ids, labels in micro_batches:
         micro_loss = engine(ids, labels)
         engine.backward(micro_loss)
         engine.step()
         loss += micro_loss.detach() / num_micro_steps
-    return loss, data_time_s
+    return loss
 
 
 def _report_line(record: StepRecord, num_steps: int) -> str:
@@ -116,11 +115,3 @@ def _check_finite(record: StepRecord, num_non_finite: int) -> None:
             f"loss not finite in {num_non_finite} steps in a row, the last of them step {record.step}; try a lower"
             f" training.learning_rate (it was {record.learning_rate:.3g}) or a longer training.warmup_steps"
         )
-
-
-def _to_device(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    """The array as a tensor; to a GPU by a copy that the host does not wait for."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type != "cuda":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)

@@ -11,11 +11,13 @@ from typing import Any
 import torch.distributed as dist
 
 from hpctrain.plan.checkpoint_size import room_problem
+from hpctrain.plan.layout import Layout
 from hpctrain.record.checkpoints import Checkpoint, Checkpoints, read_checkpoints, remove_unfinished, told
 from hpctrain.record.resume_check import resume_problems
 from hpctrain.record.schema import CheckpointFile, CheckpointRecord
 from hpctrain.worker.checkpoint_files import RankFiles
 from hpctrain.worker.end_reasons import CheckpointError
+from hpctrain.worker.partial_offload import join_optimizers
 from hpctrain.worker.rank_start import Rank
 
 
@@ -94,7 +96,7 @@ def _found_by_rank_0(rank: Rank) -> Checkpoints:
 
 def _load(engine: Any, rank: Rank, checkpoint: Checkpoint, files: RankFiles) -> str:
     """Loads it on all ranks, or on none; returns what is wrong with it, or an empty text."""
-    error = files.read(checkpoint.folder, _own_files(checkpoint.record, rank.env.rank))
+    error = files.read(checkpoint.folder, own_files(checkpoint.record, rank.plan.layout, rank.env.rank))
     if not (wrong := _first_error(error)):
         # The engine looks for files by a pattern, in which a bracket of the run folder's name would be a sign.
         folder = glob.escape(str(checkpoint.folder.parent))
@@ -102,6 +104,7 @@ def _load(engine: Any, rank: Rank, checkpoint: Checkpoint, files: RankFiles) -> 
         # What fails now fails on all ranks alike: each has its own part in memory, whole.
         try:
             engine.load_checkpoint(folder, tag=checkpoint.folder.name)
+            join_optimizers(engine)
         except (RuntimeError, ValueError, KeyError, AssertionError) as failure:
             error = f"{type(failure).__name__}: {failure}"
         else:
@@ -112,10 +115,13 @@ def _load(engine: Any, rank: Rank, checkpoint: Checkpoint, files: RankFiles) -> 
     return wrong
 
 
-def _own_files(record: CheckpointRecord, rank: int) -> list[CheckpointFile]:
-    """What this rank reads; the parameters of ZeRO 1 and 2 were written once, by rank 0."""
+def own_files(record: CheckpointRecord, layout: Layout, rank: int) -> list[CheckpointFile]:
+    """What ``rank`` reads: its own, and in ZeRO 1 and 2 the parameters, which one of those that hold the same ones wrote."""
     return [
-        file for file in record.files if file.rank == rank or (record.zero_stage < 3 and "model_states" in file.name)
+        file
+        for file in record.files
+        if file.rank == rank
+        or (record.zero_stage < 3 and "model_states" in file.name and layout.holds_same_parameters(file.rank, rank))
     ]
 
 

@@ -48,7 +48,9 @@ def run_training(rank: Rank, stop: StopSignal, leave: Leave) -> None:
         engine = build_engine(plan, training.weight_decay, training.seed, device)
         files = RankFiles()
         loaded = load_newest(engine, rank, corpus.digest, files)
-        batches = TokenBatches(corpus.tokens, plan.batch, training.seed, env.rank, env.world_size)
+        layout = plan.layout
+        place = layout.place(env.rank)
+        batches = TokenBatches(corpus.tokens, plan.batch, training.seed, place.data, layout.data_parallel_degree)
         torch.distributed.barrier()
         stop.check_before_first_step()
         record = dataclasses.replace(

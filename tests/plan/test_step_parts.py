@@ -161,6 +161,15 @@ def test_sharded_within_the_node_only_gradients_cross_it() -> None:
     assert parts["gradient reduce-scatter"] == pytest.approx(inside + across)
 
 
+def test_a_second_partition_spares_the_network_all_gathers_but_the_first() -> None:
+    size = SHAPE.num_parameters * 2
+    inside, everywhere = 7 / 8 * size / 300e9, 0.75 * size / 200e9
+    parts = parts_of(num_gpus=32, zero_stage=3, num_micro_steps=3, second_partition_ranks=8)
+    assert parts["parameter gathers"] == pytest.approx(everywhere + 5 * inside)
+    # Gradients go to their owners over all ranks.
+    assert parts["gradient reduce-scatter"] == pytest.approx(3 * everywhere)
+
+
 def test_optimizer_on_the_gpu_and_on_the_cpu() -> None:
     held = SHAPE.num_parameters / 8
     gpu = parts_of(num_gpus=8, zero_stage=3)
@@ -169,6 +178,10 @@ def test_optimizer_on_the_gpu_and_on_the_cpu() -> None:
     # All eight ranks of the node share its memory's 400 GB/s, of which 0.6 can be used.
     assert cpu["optimizer on the CPU"] == pytest.approx(SHAPE.num_parameters * 30 / (400e9 * 0.6))
     assert "optimizer" not in cpu
+    # A quarter there, one after the other.
+    partly = parts_of(num_gpus=8, zero_stage=3, offload_optimizer=True, offload_ratio=0.25)
+    assert partly["optimizer"] == pytest.approx(0.75 * gpu["optimizer"])
+    assert partly["optimizer on the CPU"] == pytest.approx(0.25 * cpu["optimizer on the CPU"])
 
 
 def test_host_link_as_far_as_compute_does_not_hide_it() -> None:
@@ -178,6 +191,8 @@ def test_host_link_as_far_as_compute_does_not_hide_it() -> None:
     assert parts_of(tight, num_gpus=8, zero_stage=3, offload_optimizer=True)["host link"] == pytest.approx(
         2 * held / 25e9
     )
+    partly = parts_of(tight, num_gpus=8, zero_stage=3, offload_optimizer=True, offload_ratio=0.25)
+    assert partly["host link"] == pytest.approx(0.25 * 2 * held / 25e9)
     both = parts_of(tight, num_gpus=8, zero_stage=3, offload_optimizer=True, offload_param=True)
     assert both["host link"] == pytest.approx(4 * held / 25e9)
     # 32 block inputs of 8192 x 4096 x 2 bytes, out and in.

@@ -136,6 +136,24 @@ def test_what_is_missing(words: tuple[str, ...], gap: str) -> None:
     assert f"speed of one step: no prediction, {gap}" in render_plan(plan, "python")
 
 
+def test_block_inputs_on_the_host_take_the_link() -> None:
+    words = ("model=llama3_8b", "nodes=4", "hardware=ndm_a100_v4", "training.micro_batch_size=1")
+    full = (*words, "training.activation_checkpointing=full", "hardware.host_link_gb_per_s=1")
+    on_host = prediction_of(*full, "training.offload_activations=true")
+    assert "host link" not in prediction_of(*full).parts_s
+    # 32 inputs of 8192 x 4096 bf16 out and in at 1 GB/s are 4.3 s; what compute hides of them is less than all of it.
+    busy = prediction_of(*full).step_time_s
+    assert 4.3 - busy < on_host.parts_s["host link"] < 4.3
+    assert on_host.step_time_s == pytest.approx(busy + on_host.parts_s["host link"])
+
+
+def test_block_inputs_on_the_host_need_a_stated_link() -> None:
+    words = ("model=llama3_8b", "nodes=4", "hardware=ndm_a100_v4", "hardware.host_link_gb_per_s=null")
+    assert prediction_of(*words, "training.activation_checkpointing=full").step_time_s > 0
+    plan = plan_of(*words, "training.activation_checkpointing=full", "training.offload_activations=true")
+    assert plan.prediction_gap == "hardware=ndm_a100_v4 does not state hardware.host_link_gb_per_s"
+
+
 def test_one_node_needs_no_network() -> None:
     speed = prediction_of("model=llama3_8b", "nodes=1", "hardware=hgx_h200")
     assert speed.step_time_s > 0

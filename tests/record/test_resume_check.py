@@ -85,6 +85,14 @@ def test_what_may_not(name: str) -> None:
         assert part in found
 
 
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel_size"])
+def test_other_degrees(name: str) -> None:
+    plan, changed = plan_of(zero_stage=1), plan_of(zero_stage=1, degrees={name: 2})
+    (problem,) = resume_problems(make_record(STEP, plan=plan), changed)
+    assert f"parallelism.{name}=2: the checkpoint of step 10 was saved with 1; set parallelism.{name}=1" in str(problem)
+    assert resume_problems(make_record(STEP, plan=changed), changed) == ()
+
+
 def test_all_problems_at_once() -> None:
     assert len(resume_problems(make_record(STEP, plan=plan_of()), plan_of(num_ranks=4, zero_stage=1, seq_len=16))) == 4
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -62,15 +63,19 @@ def make_config(
     offload: bool = False,
     precision: str = "fp32",
     data: Mapping[str, Any] | None = None,
+    degrees: Mapping[str, int] | None = None,
     **training: Any,
 ) -> Config:
-    """A configuration of one node whose global batch of 8 short sequences is the same for 1, 2 and 4 ranks."""
+    """A configuration of one node whose global batch of 8 short sequences is the same for 1, 2 and 4 ranks.
+
+    ``degrees``: such as tensor_parallel_size; the rest of the ranks are data parallel.
+    """
     tier = "cpu" if offload else "none"
     defaults = {
         "name": "test",
         "num_steps": 20,
         "global_batch_size": 8,
-        "micro_batch_size": 8 // num_ranks,
+        "micro_batch_size": 8 * math.prod((degrees or {}).values()) // num_ranks,
         "learning_rate": 5e-3,
         "min_learning_rate": 5e-4,
         "warmup_steps": 3,
@@ -88,6 +93,7 @@ def make_config(
                 "offload_optimizer": tier,
                 "offload_param": tier if zero_stage == 3 else "none",
                 **ZERO,
+                **(degrees or {}),
             },
             "hardware": {
                 "name": "cpu",

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hpctrain.config.schema import Config
-from hpctrain.plan.checkpoint_size import checkpoint_bytes
+from hpctrain.plan.checkpoint_size import saved_bytes
 from hpctrain.plan.run_plan import build_run_plan
 from hpctrain.record.checkpoints import complete_checkpoints, read_checkpoints
 from hpctrain.record.files import read_record, write_record, write_text
@@ -99,6 +99,9 @@ CASES: dict[str, dict[str, Any]] = {
     "zero2, bf16": {"zero_stage": 2, "precision": "bf16"},
     "zero3": {"zero_stage": 3, "gradient_accumulation_steps": 2, "micro_batch_size": 2},
     "zero3, offloaded, bf16": {"zero_stage": 3, "offload": True, "precision": "bf16"},
+    "zero1, tensor parallel": {"zero_stage": 1, "degrees": {"tensor_parallel_size": 2}},
+    "zero3, tensor parallel, bf16": {"precision": "bf16", "degrees": {"tensor_parallel_size": 2}},
+    "zero3, sequence parallel": {"degrees": {"sequence_parallel_size": 2}},
 }
 
 
@@ -111,7 +114,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(case: str, tmp_path: 
     newest = complete_checkpoints(run)[-1]
     assert saved_steps(run) == [6, 8]  # 3 went: two are kept
     plan = build_run_plan(config)
-    predicted = checkpoint_bytes(plan.num_parameters, plan.zero_stage, plan.precision)
+    predicted = saved_bytes(plan)
     files = newest.record.files
     assert 0 <= newest.record.num_bytes - predicted < FILE_OVERHEAD_BYTES * len(files)
     assert {file.rank for file in files} == {0, 1}

@@ -18,6 +18,7 @@ from hpctrain.plan.flops import step_flops
 from hpctrain.plan.model_shape import ModelShape, resolve_model_shape
 from hpctrain.worker.model.decoder import Block, Decoder
 from hpctrain.worker.model.layers import ParameterSeed, rotary_table, rotate
+from hpctrain.worker.parallel_groups import ParallelGroups, RankGroup
 from tests.worker.run_folder import GPT, LLAMA
 
 PRESETS = sorted((Path(__file__).parents[2] / "conf" / "model").glob("*.yaml"))
@@ -185,3 +186,45 @@ def test_first_weights_depend_on_name_and_seed_only() -> None:
     assert not torch.equal(one.token_table.weight, other.token_table.weight)
     assert torch.equal(one.get_parameter("blocks.1.qkv.weight"), deeper.get_parameter("blocks.1.qkv.weight"))
     assert not torch.equal(one.get_parameter("blocks.0.qkv.weight"), one.get_parameter("blocks.1.qkv.weight"))
+
+
+@ARCHITECTURES
+@pytest.mark.parametrize("tied", [True, False])
+def test_tensor_parallel_pieces_are_those_of_the_whole_model(model: dict[str, Any], tied: bool) -> None:
+    shape = shape_of(model | {"tie_embeddings": tied})
+    whole = Decoder(shape, "none", seed=1)
+    pieces = [Decoder(shape, "none", 1, ParallelGroups(tensor=RankGroup(rank, 2))).state_dict() for rank in range(2)]
+    for name, parameter in whole.state_dict().items():
+        both = [piece[name] for piece in pieces]
+        if name in ("token_table.weight", "head.weight"):
+            torch.testing.assert_close(torch.cat(both), parameter, rtol=0, atol=0)
+        elif "qkv" in name or "ffn_in" in name:
+            parts = (
+                [shape.attention_width, shape.kv_width, shape.kv_width]
+                if "qkv" in name
+                else [len(parameter) // 2] * 2
+                if shape.architecture == "llama"
+                else [len(parameter)]
+            )
+            halves = [piece.split([part // 2 for part in parts]) for piece in both]
+            joined = torch.cat([torch.cat(pair) for pair in zip(*halves, strict=True)])
+            torch.testing.assert_close(joined, parameter, rtol=0, atol=0, msg=name)
+        elif name.endswith(("projection.weight", "ffn_out.weight")):
+            torch.testing.assert_close(torch.cat(both, dim=1), parameter, rtol=0, atol=0, msg=name)
+        else:
+            assert all(torch.equal(piece, parameter) for piece in both), name
+
+
+def test_what_is_split_is_marked_for_the_gradient_norm() -> None:
+    decoder = Decoder(shape_of(GPT), "none", 1, ParallelGroups(tensor=RankGroup(0, 2)))
+    replicated = {
+        name for name, parameter in decoder.named_parameters() if not hasattr(parameter, "tensor_model_parallel")
+    }
+    in_a_block = {"attention_norm.weight", "attention_norm.bias", "ffn_norm.weight", "ffn_norm.bias", "projection.bias"}
+    in_a_block.add("ffn_out.bias")
+    assert replicated == {
+        "position_table.weight",
+        "final_norm.weight",
+        "final_norm.bias",
+        *(f"blocks.{index}.{name}" for index in range(2) for name in in_a_block),
+    }

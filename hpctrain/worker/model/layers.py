@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hpctrain.plan.model_shape import ModelShape
+from hpctrain.worker.model.collectives import copied, summed
+from hpctrain.worker.parallel_groups import ALONE, RankGroup
 
 
 @dataclass(frozen=True)
@@ -33,31 +36,110 @@ class ParameterSeed:
         return int.from_bytes(digest[:8], "big") >> 1
 
 
-def normal_parameter(rows: int, columns: int, std: float, seed: ParameterSeed) -> nn.Parameter:
-    """A matrix ``(rows, columns)`` drawn from normal(0, std).
+@dataclass(frozen=True)
+class Split:
+    """How a parameter is cut over tensor-parallel ranks: along one dimension, each of its parts evenly.
 
-    Drawn in fp32 and then copied: under zero.Init ``torch.empty`` gives the training type, and a bf16 generator draws other
-    numbers. Tensors without values (meta, simulated devices) stay as they are.
+    The parts of one matrix are such as queries, keys and values: a rank gets some heads of each.
     """
-    weight = torch.empty(rows, columns)
+
+    dim: int
+    parts: Sequence[int]
+    """Sizes along ``dim``, whole."""
+    ranks: RankGroup
+
+    @property
+    def own_parts(self) -> list[int]:
+        """Sizes of this rank's pieces."""
+        return [part // self.ranks.size for part in self.parts]
+
+    def own_size(self, size: tuple[int, ...]) -> list[int]:
+        """Of a parameter whose whole size is ``size``."""
+        return [sum(self.own_parts) if dim == self.dim else length for dim, length in enumerate(size)]
+
+    def own_piece(self, whole: Tensor) -> Tensor:
+        """This rank's piece of the whole parameter."""
+        if self.ranks.size == 1:
+            return whole
+        parts = torch.split(whole, list(self.parts), dim=self.dim)
+        return torch.cat([part.chunk(self.ranks.size, dim=self.dim)[self.ranks.rank] for part in parts], dim=self.dim)
+
+    def marked(self, parameter: nn.Parameter) -> nn.Parameter:
+        """The parameter, with the mark by which DeepSpeed counts all its pieces in the norm, and a replica only once."""
+        if self.ranks.size > 1:
+            parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
+        return parameter
+
+
+def normal_parameter(rows: int, columns: int, std: float, seed: ParameterSeed, split: Split | None) -> nn.Parameter:
+    """A matrix ``(rows, columns)`` drawn from normal(0, std), or this rank's piece of it.
+
+    The whole matrix is drawn on every rank, so that its values do not depend on how it is split. Drawn in fp32 and then copied:
+    under zero.Init ``torch.empty`` gives the training type, and a bf16 generator draws other numbers. Tensors without values
+    (meta, simulated devices) stay as they are.
+    """
+    size = (rows, columns)
+    weight = torch.empty(split.own_size(size) if split else size)
     if weight.device.type in ("cpu", "cuda"):
         generator = torch.Generator(weight.device).manual_seed(seed.number)
-        draw = torch.normal(0.0, std, (rows, columns), generator=generator, device=weight.device, dtype=torch.float32)
-        weight.copy_(draw)
-    return nn.Parameter(weight)
+        draw = torch.normal(0.0, std, size, generator=generator, device=weight.device, dtype=torch.float32)
+        weight.copy_(split.own_piece(draw) if split else draw)
+    parameter = nn.Parameter(weight)
+    return split.marked(parameter) if split else parameter
 
 
-class Linear(nn.Module):
-    """``x Wᵀ + b``."""
+class ColumnParallelLinear(nn.Module):
+    """``x Wᵀ + b``, of which each tensor-parallel rank computes some outputs.
 
-    def __init__(self, in_features: int, out_features: int, bias: bool, std: float, seed: ParameterSeed) -> None:
+    Named by the field's custom, where W is written as (in, out) and its columns are outputs.
+    Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_parts: Sequence[int],
+        bias: bool,
+        std: float,
+        seed: ParameterSeed,
+        tensor: RankGroup = ALONE,
+    ) -> None:
         super().__init__()
-        self.weight = normal_parameter(out_features, in_features, std, seed.child("weight"))
+        split = Split(0, out_parts, tensor)
+        self.tensor = tensor
+        self.own_parts = split.own_parts
+        self.weight = normal_parameter(sum(out_parts), in_features, std, seed.child("weight"), split)
+        self.bias = split.marked(nn.Parameter(torch.zeros(sum(split.own_parts)))) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features), the same on all ranks, to (..., this rank's out_features), the parts one after another."""
+        return functional.linear(copied(x, self.tensor), self.weight, self.bias)
+
+
+class RowParallelLinear(nn.Module):
+    """``x Wᵀ + b``, of which each tensor-parallel rank has some inputs; the ranks' products are summed."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        std: float,
+        seed: ParameterSeed,
+        tensor: RankGroup = ALONE,
+    ) -> None:
+        super().__init__()
+        self.tensor = tensor
+        split = Split(1, [in_features], tensor)
+        self.weight = normal_parameter(out_features, in_features, std, seed.child("weight"), split)
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in_features) to (..., out_features)."""
-        return functional.linear(x, self.weight, self.bias)
+        """(..., this rank's in_features) to (..., out_features), the same on all ranks."""
+        if self.tensor.size == 1:
+            return functional.linear(x, self.weight, self.bias)
+        out = summed(functional.linear(x, self.weight), self.tensor)
+        return out if self.bias is None else out + self.bias
 
 
 class Embedding(nn.Module):
@@ -65,23 +147,51 @@ class Embedding(nn.Module):
 
     def __init__(self, num_entries: int, hidden_size: int, std: float, seed: ParameterSeed) -> None:
         super().__init__()
-        self.weight = normal_parameter(num_entries, hidden_size, std, seed.child("weight"))
+        self.weight = normal_parameter(num_entries, hidden_size, std, seed.child("weight"), None)
 
     def forward(self, ids: Tensor) -> Tensor:
         """(...) of int64 to (..., hidden)."""
         return functional.embedding(ids, self.weight)
 
 
+class VocabParallelEmbedding(nn.Module):
+    """The token table, of which each tensor-parallel rank has some tokens, in order of ranks."""
+
+    def __init__(
+        self,
+        num_entries: int,
+        hidden_size: int,
+        std: float,
+        seed: ParameterSeed,
+        tensor: RankGroup = ALONE,
+    ) -> None:
+        super().__init__()
+        self.tensor = tensor
+        split = Split(0, [num_entries], tensor)
+        self.num_own_entries = sum(split.own_parts)
+        self.weight = normal_parameter(num_entries, hidden_size, std, seed.child("weight"), split)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(...) of int64 to (..., hidden), the same on all ranks."""
+        if self.tensor.size == 1:
+            return functional.embedding(ids, self.weight)
+        row = ids - self.tensor.rank * self.num_own_entries
+        is_elsewhere = (row < 0) | (row >= self.num_own_entries)
+        vectors = functional.embedding(row.masked_fill(is_elsewhere, 0), self.weight)
+        return summed(vectors.masked_fill(is_elsewhere[..., None], 0.0), self.tensor)
+
+
 class TiedHead(nn.Module):
     """The output matrix that is the token table: one Parameter in two modules, so that ZeRO-3 gathers it for both."""
 
-    def __init__(self, token_table: nn.Parameter) -> None:
+    def __init__(self, token_table: nn.Parameter, tensor: RankGroup = ALONE) -> None:
         super().__init__()
         self.weight = token_table
+        self.tensor = tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., hidden) to (..., vocab)."""
-        return functional.linear(x, self.weight)
+        """(..., hidden) to (..., this rank's vocab)."""
+        return functional.linear(copied(x, self.tensor), self.weight)
 
 
 def norm(shape: ModelShape) -> nn.Module:

@@ -1,0 +1,176 @@
+"""Bytes of activations of our decoder on one rank: what is kept, and the heights of a block's passes and of the loss.
+
+Counted from hpctrain/worker/model/decoder.py operator by operator: what torch's autograd saves, and what its backward functions
+hold at once. Fused attention and fused norms keep no score matrix and no copy. Left out: scratch inside of the kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpctrain.plan.rank_work import RankWork
+
+_FP32 = 4
+
+
+@dataclass(frozen=True)
+class BlockHeight:
+    """One moment in a block's backward pass."""
+
+    num_bytes: int
+    """Without the block's input."""
+    matrix: int
+    """Which of the block's matrices has got its gradient last, counted from the end of the block."""
+
+
+class DecoderActivations:
+    """Bytes for one micro batch.
+
+    Widths are elements a token: ``hidden`` of the residual stream; on tensor-parallel ranks a part of each other one.
+    """
+
+    def __init__(self, work: RankWork) -> None:
+        shape, tp = work.shape, work.layout.tensor_parallel_size
+        self._tokens, self._width = work.tokens, work.bytes_per_element
+        self._is_llama = shape.architecture == "llama"
+        self._hidden = shape.hidden_size
+        self._query, self._key = shape.attention_width // tp, shape.kv_width // tp
+        self._inner = shape.ffn_hidden_size // tp
+        self._heads = shape.num_heads // tp
+        self._vocab = shape.vocab_size // tp
+        self._keeps_block_output = work.parallelism.zero_stage == 3
+        self._is_recomputed = work.checkpointing == "full"
+        self._is_offloaded = work.offload_activations
+        self._last_block = shape.num_layers // work.layout.pipeline_parallel_size - 1
+        self._is_split = tp > 1
+        self._is_exchanged = work.layout.sequence_parallel_size > 1
+
+    def _bytes(self, elements: int) -> int:
+        return self._tokens * elements * self._width
+
+    @property
+    def block_input(self) -> int:
+        """What recomputation keeps of a block."""
+        return self._bytes(self._hidden)
+
+    @property
+    def _attention_side(self) -> int:
+        """Elements: queries, keys and values as one tensor, in a Llama also both rotated, and attention's result.
+
+        The result lies in memory as the queries do: rotated ones by head, so that it is copied for the projection, as it is
+        where sequence-parallel ranks exchange it.
+        """
+        rotated = self._query + self._key if self._is_llama else 0
+        results = 2 if self._is_llama or self._is_exchanged else 1
+        return self._query + 2 * self._key + rotated + results * self._query
+
+    @property
+    def _statistics(self) -> int:
+        """Bytes: the sum of exponentials of each head, and of each norm one or two numbers a token, in fp32."""
+        return self._tokens * _FP32 * (self._heads + (2 if self._is_llama else 4))
+
+    @property
+    def block(self) -> int:
+        """What a block keeps without recomputation, its input included."""
+        inner = (4 if self._is_llama else 2) * self._inner
+        return self._bytes(4 * self._hidden + self._attention_side + inner) + self._statistics
+
+    def kept_before(self, block: int) -> int:
+        """What the backward pass of a block finds: all that is kept of the blocks before it, and its own input."""
+        if not self._is_recomputed:
+            return block * self.block + self.block_input
+        if self._is_offloaded:
+            # Its own input is back, and the one before it on its way; the last block's never left.
+            is_alone = block in (0, self._last_block)
+            return self.block_input * (1 if is_alone else 2)
+        return self.block_input * (block + 1)
+
+    def kept_with(self, block: int) -> int:
+        """What is kept of the blocks up to one when its forward pass is over."""
+        if not self._is_recomputed:
+            return (block + 1) * self.block
+        return self.block_input * (1 if self._is_offloaded else block + 1)
+
+    @property
+    def recomputed_forward_height(self) -> int:
+        """Beyond its input, in the first forward pass of a block of which nothing else is kept: the feed-forward's tensors."""
+        inner = (4 if self._is_llama else 2) * self._inner
+        return self._bytes(2 * self._hidden + inner)
+
+    @property
+    def forward_height(self) -> int:
+        """Beyond what it keeps, at the end of a block's forward pass: its output and the product before the addition."""
+        return self._bytes(2 * self._hidden)
+
+    @property
+    def ends(self) -> int:
+        """The last block's output and the final norm's, which the output matrix reads."""
+        return self._bytes(2 * self._hidden)
+
+    def block_heights(self) -> list[BlockHeight]:
+        """Moments in the backward pass of a block whose own activations are there, kept or recomputed.
+
+        In the order of the pass. The gradient of the block's output is there throughout in stage 3, whose hooks keep it.
+        """
+        h, q, kv, f = self._hidden, self._query, self._key, self._inner
+        out_gradient = h
+        second = h if self._keeps_block_output else 0
+        attention_side = self._attention_side
+        split = q + 2 * kv
+        before_ffn = 3 * h + attention_side  # both norms' outputs, and the attention's part of the residual stream
+        saved_inner = 4 * f if self._is_llama else 2 * f
+        into_ffn = 2 * f if self._is_llama else f
+        moments = [
+            # The product's gradient is there, all of the feed-forward's tensors still are.
+            (before_ffn + saved_inner + out_gradient + f, 0),
+            # The activation function's backward: one saved tensor is gone, one or two gradients are new.
+            (before_ffn + saved_inner - f + out_gradient + (3 if self._is_llama else 2) * f, 0),
+            # In a Llama gate and up are put together again.
+            (before_ffn + (2 * into_ffn if self._is_llama else into_ffn) + out_gradient, 0),
+            (before_ffn + out_gradient + into_ffn + h, 1),
+            # Attention: gradients of its result and of queries, keys and values, which are then put together.
+            (h + attention_side + second + out_gradient + q, 2),
+            (h + attention_side + second + out_gradient + q + split, 2),
+            (h + second + out_gradient + 2 * split, 2),
+            (h + second + out_gradient + split + h, 3),
+        ]
+        return [BlockHeight(self._bytes(elements) + self._statistics, matrix) for elements, matrix in moments]
+
+    def arrival_heights(self) -> tuple[int, ...]:
+        """Bytes when the gradient of each matrix is handed over, in the order of the backward pass, without the block's input.
+
+        What the product's backward function read is gone by then; its gradient for the layer before is there.
+        """
+        h, q, f = self._hidden, self._query, self._inner
+        left_inner = 3 * f if self._is_llama else f
+        elements = (
+            3 * h + self._attention_side + left_inner + h + f,
+            2 * h + self._attention_side + h + h,
+            h + self._attention_side + h + q,
+            2 * h,
+        )
+        return tuple(self._bytes(number) + self._statistics for number in elements)
+
+    @property
+    def scores(self) -> int:
+        """The output matrix's product, in the training type."""
+        return self._tokens * self._vocab * self._width
+
+    @property
+    def loss_forward(self) -> int:
+        """Scores, in fp32 where they are not, and their log-softmax."""
+        copies = 2 if self._width != _FP32 else 1
+        return self.scores + self._tokens * self._vocab * copies * _FP32
+
+    @property
+    def loss_backward(self) -> int:
+        """The log-softmax, the gradient of the picked scores and that of the log-softmax, all in fp32.
+
+        Where the vocabulary is split over ranks: the probabilities, and their gradient.
+        """
+        return self._tokens * self._vocab * (2 if self._is_split else 3) * _FP32
+
+    @property
+    def head_backward(self) -> int:
+        """Gradient of the scores, in fp32 and in the training type, or in the training type with that of the norm's output."""
+        return self.scores + self._bytes(self._hidden)

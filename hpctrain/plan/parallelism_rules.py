@@ -1,0 +1,208 @@
+"""Which degrees of parallelism go together: with each other, with the model's shape, with the ranks and with ZeRO's stage."""
+
+from __future__ import annotations
+
+import math
+
+from hpctrain.config.schema import Config, ParallelismConfig
+from hpctrain.errors import Problem
+from hpctrain.plan.layout import Layout
+from hpctrain.plan.model_shape import ModelShape
+from hpctrain.plan.sub_groups import sub_group_problems
+
+_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel_size")
+
+
+def resolve_layout(config: Config) -> tuple[Layout, tuple[Problem, ...]]:
+    """The layout of all ranks; where the degrees do not divide them, one of data parallelism alone and the problem."""
+    parallelism = config.parallelism
+    layout = Layout(
+        config.nodes,
+        config.hardware.gpus_per_node,
+        parallelism.tensor_parallel_size,
+        parallelism.pipeline_parallel_size,
+        parallelism.sequence_parallel_size,
+    )
+    if layout.world_size % layout.ranks_per_replica == 0:
+        return layout, ()
+    sizes = [name for name in _SIZES if getattr(parallelism, name) > 1]
+    product = " x ".join(f"{name} {getattr(parallelism, name)}" for name in sizes)
+    step = math.lcm(layout.ranks_per_replica, layout.gpus_per_node) // layout.gpus_per_node
+    below = layout.num_nodes // step * step
+    nodes = [str(value) for value in (below, below + step) if value]
+    problem = Problem(
+        f"parallelism.{sizes[0]}",
+        str(getattr(parallelism, sizes[0])),
+        f"{product} = {layout.ranks_per_replica} must divide the {layout.world_size} ranks of {layout.num_nodes} x"
+        f" {layout.gpus_per_node}",
+        f"nearest: nodes={' or '.join(nodes)}, or another degree",
+    )
+    return Layout(config.nodes, config.hardware.gpus_per_node), (problem,)
+
+
+def parallelism_problems(config: Config, shape: ModelShape, layout: Layout, seq_len: int) -> list[Problem]:
+    """Every rule that the degrees and the places of the states break."""
+    parallelism = config.parallelism
+    return [
+        *_stage_problems(parallelism, config.hardware.device == "cuda"),
+        *_tensor_problems(parallelism, shape, layout),
+        *_sequence_problems(parallelism, shape, seq_len),
+        *_pipeline_problems(parallelism, shape, seq_len),
+        *_secondary_partition_problems(parallelism, layout),
+        *sub_group_problems(parallelism, shape, layout),
+        *_activation_problems(config),
+    ]
+
+
+def parallelism_warnings(parallelism: ParallelismConfig, layout: Layout, num_micro_steps: int) -> list[str]:
+    """What is allowed and slow."""
+    warnings = []
+    pipeline = parallelism.pipeline_parallel_size
+    if num_micro_steps < pipeline:
+        warnings.append(
+            f"training.gradient_accumulation_steps={num_micro_steps} is below parallelism.pipeline_parallel_size={pipeline}:"
+            f" {pipeline - 1} of {num_micro_steps + pipeline - 1} turns of every stage are idle"
+        )
+    for name in ("sequence_parallel_size", "hpz_partition_size"):
+        size = getattr(parallelism, name)
+        if size > layout.gpus_per_node:
+            warnings.append(
+                f"parallelism.{name}={size} is above the {layout.gpus_per_node} GPUs of a node:"
+                " its collectives cross the network"
+            )
+    if parallelism.hpz_partition_size == layout.zero_degree > 1:
+        warnings.append(
+            f"parallelism.hpz_partition_size={parallelism.hpz_partition_size} is all ranks: the second partition is a copy of the"
+            " first and spares no gather"
+        )
+    if parallelism.quantized_gradients and layout.num_nodes == 1:
+        warnings.append(
+            "parallelism.quantized_gradients=true changes nothing on one node: DeepSpeed quantizes what crosses the network"
+        )
+    return warnings
+
+
+def _stage_problems(parallelism: ParallelismConfig, has_cuda: bool) -> list[Problem]:
+    """What only one stage of ZeRO can do, or only a GPU."""
+    stage = parallelism.zero_stage
+    wanted = {
+        "offload_param": parallelism.offload_param != "none",
+        "offload_ratio": parallelism.offload_ratio < 1,
+        "hpz_partition_size": parallelism.hpz_partition_size > 1,
+        "quantized_weights": parallelism.quantized_weights,
+        "quantized_gradients": parallelism.quantized_gradients,
+    }
+    problems = [
+        _problem(parallelism, name, f"needs ZeRO stage 3, here it is {stage}", "set parallelism.zero_stage=3")
+        for name, is_set in wanted.items()
+        if is_set and stage != 3
+    ]
+    if parallelism.offload_ratio < 1 and parallelism.offload_optimizer == "none":
+        rule = "is a share of what offload_optimizer moves, and that is none"
+        problems.append(_problem(parallelism, "offload_ratio", rule, "add parallelism.offload_optimizer=cpu"))
+    if not has_cuda:
+        rule = "runs on CUDA alone: DeepSpeed 0.19 has no other kernel for it"
+        problems += [
+            _problem(parallelism, name, rule, "leave it out")
+            for name in ("quantized_weights", "quantized_gradients")
+            if getattr(parallelism, name)
+        ]
+    if parallelism.quantized_gradients and parallelism.tensor_parallel_size > 1:
+        size = parallelism.tensor_parallel_size
+        rule = f"sums over all ranks of the job, which with tensor_parallel_size={size} hold different parameters"
+        problems.append(_problem(parallelism, "quantized_gradients", rule, "leave it out"))
+    return problems
+
+
+def _tensor_problems(parallelism: ParallelismConfig, shape: ModelShape, layout: Layout) -> list[Problem]:
+    return _divides(
+        parallelism,
+        "tensor_parallel_size",
+        {
+            "heads": shape.num_heads,
+            "key and value heads": shape.num_kv_heads,
+            "feed-forward width": shape.ffn_hidden_size,
+            "vocabulary": shape.vocab_size,
+            "GPUs of a node": layout.gpus_per_node,
+        },
+    )
+
+
+def _sequence_problems(parallelism: ParallelismConfig, shape: ModelShape, seq_len: int) -> list[Problem]:
+    tensor, stages = parallelism.tensor_parallel_size, parallelism.pipeline_parallel_size
+    of_rank = "" if tensor == 1 else " of a tensor-parallel rank"
+    problems = _divides(
+        parallelism,
+        "sequence_parallel_size",
+        {
+            f"heads{of_rank}": shape.num_heads // tensor,
+            f"key and value heads{of_rank}": shape.num_kv_heads // tensor,
+            "sequence length": seq_len,
+        },
+    )
+    if parallelism.sequence_parallel_size > 1 and stages > 1:
+        rule = f"does not go with pipeline_parallel_size={stages}: its stages hand whole sequences on"
+        problems.append(
+            _problem(parallelism, "sequence_parallel_size", rule, "set parallelism.pipeline_parallel_size=1")
+        )
+    return problems
+
+
+def _pipeline_problems(parallelism: ParallelismConfig, shape: ModelShape, seq_len: int) -> list[Problem]:
+    size = parallelism.pipeline_parallel_size
+    problems = _divides(parallelism, "pipeline_parallel_size", {"blocks": shape.num_layers})
+    if size > 1:
+        # Stages hand activations on in as many parts as there are tensor-parallel ranks.
+        problems += _divides(
+            parallelism, "tensor_parallel_size", {"activations between two stages": seq_len * shape.hidden_size}
+        )
+    if size > 1 and parallelism.zero_stage > 1:
+        rule = (
+            f"goes with ZeRO stage 1, here it is {parallelism.zero_stage}: gradients of a pipeline are kept over its micro"
+            " batches"
+        )
+        problems.append(_problem(parallelism, "pipeline_parallel_size", rule, "set parallelism.zero_stage=1"))
+    return problems
+
+
+def _secondary_partition_problems(parallelism: ParallelismConfig, layout: Layout) -> list[Problem]:
+    size, tensor = parallelism.hpz_partition_size, parallelism.tensor_parallel_size
+    if size == 1:
+        return []
+    if tensor > 1:
+        rule = (
+            f"shares parameters among neighbouring ranks, which with tensor_parallel_size={tensor} hold different ones"
+        )
+        return [_problem(parallelism, "hpz_partition_size", rule, "set parallelism.hpz_partition_size=1")]
+    return _divides(parallelism, "hpz_partition_size", {"ranks": layout.zero_degree})
+
+
+def _activation_problems(config: Config) -> list[Problem]:
+    training = config.training
+    if not training.offload_activations or training.activation_checkpointing == "full":
+        return []
+    stated = training.activation_checkpointing or "not stated"
+    rule = f"keeps the inputs of recomputed blocks on the host, and training.activation_checkpointing is {stated}"
+    fix = "add training.activation_checkpointing=full"
+    return [Problem("training.offload_activations", "true", rule, fix)]
+
+
+def _divides(parallelism: ParallelismConfig, name: str, wholes: dict[str, int]) -> list[Problem]:
+    """One problem for all that a degree does not divide, with the nearest degrees that divide all."""
+    size = getattr(parallelism, name)
+    bad = {what: whole for what, whole in wholes.items() if whole % size}
+    if not bad:
+        return []
+    divisor = math.gcd(*wholes.values())
+    good = [value for value in range(1, divisor + 1) if divisor % value == 0]
+    below = max(value for value in good if value <= size)
+    above = min((value for value in good if value >= size), default=below)
+    told = ", ".join(f"{what} {whole} ({whole} mod {size} = {whole % size})" for what, whole in bad.items())
+    fix = " or ".join(str(value) for value in dict.fromkeys((below, above)))
+    return [_problem(parallelism, name, f"must divide: {told}", f"nearest: {fix}")]
+
+
+def _problem(parallelism: ParallelismConfig, name: str, rule: str, fix: str) -> Problem:
+    value = getattr(parallelism, name)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return Problem(f"parallelism.{name}", text, rule, fix)

@@ -1,0 +1,130 @@
+"""The optimizer's sub-groups in ZeRO stage 3: how the engine forms them, and how many it moves to the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from hpctrain.config.schema import ParallelismConfig
+from hpctrain.errors import Problem
+from hpctrain.plan.layout import Layout
+from hpctrain.plan.model_shape import ModelShape
+from hpctrain.plan.rank_parameters import RankParameters, rank_parameters
+
+DEFAULT_SUB_GROUP_SIZE = 1_000_000_000
+"""Elements of one rank. Source: DeepSpeed 0.19.8, runtime/zero/config.py."""
+_MOST_SUB_GROUPS = 64
+"""Each is a step of the optimizer of its own; a ratio needs few, see ``choose_sub_group_size``."""
+_NEAR, _FAR = 0.01, 0.05
+"""Of a rank's optimizer state: a share as near as this is taken at once, one as far as this is refused."""
+
+
+def sub_groups(parameters: RankParameters, degree: int, size: int) -> list[int]:
+    """Elements of every sub-group of one rank, in the engine's order.
+
+    A rank has 1 / degree of every parameter, rounded up. Parameters are taken whole until a sub-group has ``size`` elements or
+    more; those with weight decay (matrices) and those without are taken apart.
+    Source: DeepSpeed 0.19.8, runtime/zero/stage3.py _create_fp16_sub_groups.
+
+    >>> parameters = RankParameters(2, (48, 16, 128, 64), (4, 4), 40, 0, 0, (4,), True)
+    >>> sub_groups(parameters, 2, 100)
+    [116, 128, 32, 10]
+    """
+    return [
+        *_formed([-(-elements // degree) for elements in parameters.matrices], size),
+        *_formed([-(-elements // degree) for elements in parameters.vectors], size),
+    ]
+
+
+def _formed(partitions: Sequence[int], size: int) -> Iterable[int]:
+    filled = 0
+    for number, elements in enumerate(partitions, start=1):
+        filled += elements
+        if filled >= size or number == len(partitions):
+            yield filled
+            filled = 0
+
+
+def num_kept_on_gpu(num_sub_groups: int, ratio: float) -> int:
+    """The first so many sub-groups stay on the GPU; the engine's own expression (stage3.py _create_fp32_partitions)."""
+    return int((1 - ratio) * num_sub_groups)
+
+
+def host_share(parameters: RankParameters, degree: int, size: int, ratio: float) -> float:
+    """Share of a rank's optimizer state that is on the host, from 0 to 1.
+
+    >>> parameters = RankParameters(2, (48, 16, 128, 64), (4, 4), 40, 0, 0, (4,), True)
+    >>> round(host_share(parameters, 2, 100, 0.5), 3), host_share(parameters, 2, 10**9, 0.8)
+    (0.147, 1.0)
+    """
+    groups = sub_groups(parameters, degree, size)
+    return sum(groups[num_kept_on_gpu(len(groups), ratio) :]) / sum(groups)
+
+
+def choose_sub_group_size(parameters: RankParameters, degree: int, ratio: float) -> int:
+    """Size, in elements of one rank, with which the host gets that share: the largest that comes near it, or the nearest.
+
+    With the engine's default most ranks have two sub-groups, the matrices and the vectors, and the host gets all or nothing.
+    """
+    total = sum(-(-elements // degree) for elements in parameters.matrices)
+    sizes = [-(-total // number) for number in range(1, _MOST_SUB_GROUPS + 1)]
+    errors = {size: abs(host_share(parameters, degree, size, ratio) - ratio) for size in sizes}
+    near = [size for size in sizes if errors[size] <= _NEAR]
+    return near[0] if near else min(sizes, key=lambda size: errors[size])
+
+
+def with_sub_group_size(parallelism: ParallelismConfig, shape: ModelShape, layout: Layout) -> ParallelismConfig:
+    """The same with ``sub_group_size`` filled in."""
+    if parallelism.sub_group_size is not None:
+        return parallelism
+    size = DEFAULT_SUB_GROUP_SIZE
+    if parallelism.zero_stage == 3 and parallelism.offload_ratio < 1:
+        size = choose_sub_group_size(rank_parameters(shape, layout), layout.zero_degree, parallelism.offload_ratio)
+    return dataclasses.replace(parallelism, sub_group_size=size)
+
+
+def sub_group_notes(
+    stated: ParallelismConfig, parallelism: ParallelismConfig, shape: ModelShape, layout: Layout
+) -> list[str]:
+    """What was chosen for a ratio, in one sentence.
+
+    Args:
+        stated: as configured.
+        parallelism: as filled in.
+        shape: the model.
+        layout: the ranks.
+    """
+    size, ratio = parallelism.sub_group_size, parallelism.offload_ratio
+    if stated.sub_group_size is not None or size is None or parallelism.zero_stage != 3 or ratio == 1:
+        return []
+    parameters, degree = rank_parameters(shape, layout), layout.zero_degree
+    num_groups = len(sub_groups(parameters, degree, size))
+    on_host = num_groups - num_kept_on_gpu(num_groups, ratio)
+    share = host_share(parameters, degree, size, ratio)
+    return [
+        f"parallelism.sub_group_size not stated: {size:,}; of {num_groups} sub-groups {on_host} are on the host,"
+        f" {share:.1%} of the optimizer's state"
+    ]
+
+
+def sub_group_problems(parallelism: ParallelismConfig, shape: ModelShape, layout: Layout) -> list[Problem]:
+    """Where the host would get another share than ``offload_ratio`` asks for; whole sub-groups are moved."""
+    size, ratio = parallelism.sub_group_size, parallelism.offload_ratio
+    if size is None or parallelism.zero_stage != 3 or parallelism.offload_optimizer == "none" or ratio == 1:
+        return []
+    parameters, degree = rank_parameters(shape, layout), layout.zero_degree
+    share = host_share(parameters, degree, size, ratio)
+    if abs(share - ratio) <= _FAR:
+        return []
+    groups = sub_groups(parameters, degree, size)
+    rule = (
+        f"keeps int((1 - {ratio:g}) x {len(groups)}) = {num_kept_on_gpu(len(groups), ratio)} of {len(groups)} sub-groups of"
+        f" {min(groups):,} to {max(groups):,} elements on the GPU with parallelism.sub_group_size={size}, so the host has"
+        f" {share:.1%} of the optimizer's state"
+    )
+    best = choose_sub_group_size(parameters, degree, ratio)
+    reached = host_share(parameters, degree, best, ratio)
+    fix = f"leave parallelism.sub_group_size out, or set it to {best}: {reached:.1%}"
+    if abs(reached - ratio) > _FAR:
+        fix = f"whole matrices are moved: nearest {reached:.2f}, with parallelism.sub_group_size={best}"
+    return [Problem("parallelism.offload_ratio", f"{ratio:g}", rule, fix)]
