@@ -19,8 +19,9 @@ ALLOWED = {
     "plan": {"errors", "secret_text", "units", "config.schema", "plan"},
     "record": {"errors", "secret_text", "units", "config.schema", "config.build", "plan", "record"},
     "launch": {"errors", "secret_text", "units", "text_files", "text_table", "config", "plan", "record", "launch"},
-    "analysis": {"errors", "units", "text_table", "config.schema", "plan", "record", "analysis"},
+    "analysis": {"errors", "units", "text_table", "config.schema", "plan", "record", "rehearse.result", "analysis"},
     "worker": {"errors", "units", "text_files", "config.schema", "plan", "record", "worker"},
+    "rehearse": {"errors", "units", "text_table", "config.schema", "plan", "record", "worker", "rehearse"},
 }
 """Each room and the rooms it may import from; cli and help_text stand above all."""
 
@@ -85,7 +86,11 @@ def test_numbers_of_analysis_know_nothing_of_how_they_are_shown(inner: str, oute
 def test_torch_is_the_workers_and_pandas_the_analysis_own() -> None:
     for path in ALL_MODULES:
         heavy = {name.split(".")[0] for name in imported_modules(path)} & HEAVY
-        own = {"worker": {"torch", "deepspeed"}, "analysis": {"pandas", "matplotlib"}}.get(room_of(path), set())
+        own = {
+            "worker": {"torch", "deepspeed"},
+            "rehearse": {"torch", "deepspeed"},
+            "analysis": {"pandas", "matplotlib"},
+        }.get(room_of(path), set())
         assert heavy <= own, path
 
 

@@ -1,0 +1,207 @@
+"""``rehearse``: one rank of a plan under the real engine, in processes of their own; this one imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpctrain.cli_answers import answer_flag
+from hpctrain.cli_records import require_analysis
+from hpctrain.errors import EXIT_OK, ConfigError, LaunchError, Problem
+from hpctrain.text_table import printable
+
+if TYPE_CHECKING:
+    from hpctrain.config.compose import Point
+    from hpctrain.plan.run_plan import RunPlan
+    from hpctrain.rehearse.request import Request
+    from hpctrain.rehearse.result import Rehearsal
+
+DEFAULT_PARENT = Path("rehearsals")
+_LONGEST_SLUG = 60
+_SECONDS_BETWEEN_LINES = 20.0
+"""Where standard error is no terminal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Words:
+    overrides: tuple[str, ...]
+    config_dirs: tuple[Path, ...]
+    quick: bool
+    out: Path | None
+    as_json: bool
+    steps: int
+    rank: int
+
+
+def rehearse(words: Sequence[str]) -> int:
+    """Rehearses, writes ``rehearsal.json`` and prints it; the exit code.
+
+    Raises:
+        ConfigError: a word is wrong, the plan has problems, or the engine refuses it.
+        RehearsalError: the rehearsing process ended without an answer.
+    """
+    if (code := answer_flag(words)) is not None:
+        return code
+    parsed = _parse(words)
+    point, plan = _planned(parsed)
+    folder = parsed.out or DEFAULT_PARENT / _folder_name(plan)
+    _check_writable(folder)
+    found = _rehearsed(_request(point, plan, parsed), parsed.quick)
+    from hpctrain.rehearse.render import render_rehearsal
+    from hpctrain.rehearse.result import write_rehearsal
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = write_rehearsal(folder, found)
+        picture = _picture(folder, found)
+    except OSError as error:
+        raise ConfigError(
+            f"--out {folder}: the result cannot be written ({error.strerror}); nearest: --out in another place"
+        ) from error
+    if parsed.as_json:
+        print(path.read_text(encoding="utf-8"), end="")
+    else:
+        print(f"{render_rehearsal(found)}\nwritten {path}\n{picture}")
+    return EXIT_OK
+
+
+def _picture(folder: Path, found: Rehearsal) -> str:
+    """Draws ``rehearsal.png``; a line that tells of it, or of what is missing for it."""
+    try:
+        require_analysis("a picture")
+    except LaunchError as error:
+        return f"no picture: {error}"
+    from hpctrain.analysis.report.rehearsal_picture import write_rehearsal_picture
+
+    return f"picture {write_rehearsal_picture(folder, found)}"
+
+
+def _parse(words: Sequence[str]) -> _Words:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config-dir", "-cd", action="append", default=[])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--rank", type=int, default=0)
+    try:
+        known, overrides = parser.parse_known_args(list(words))
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error)) from None
+    for word in overrides:
+        if word.startswith("-"):
+            raise ConfigError(f"{word}: is no option of rehearse; see python -m hpctrain --help")
+    dirs = tuple(Path(folder) for folder in known.config_dir)
+    for folder in dirs:
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir {folder}: no such folder")
+    if known.steps < 2:
+        raise ConfigError(
+            f"--steps {known.steps}: the first step records the order of the parameters, so two or more; nearest: 2"
+        )
+    return _Words(tuple(overrides), dirs, known.quick, known.out, known.json, known.steps, known.rank)
+
+
+def _planned(parsed: _Words) -> tuple[Point, RunPlan]:
+    """The one point and its plan; a plan that is short of memory by the estimate is rehearsed: that is what it is for.
+
+    Raises:
+        ConfigError: the plan has other problems, or the rank is none of it.
+    """
+    from hpctrain.config.compose import compose_points
+    from hpctrain.launch.submitting_shell import as_submitted_here
+    from hpctrain.plan.render import render_notes
+    from hpctrain.plan.run_plan import build_run_plan, with_memory_of
+
+    (composed,) = compose_points(parsed.overrides, False, parsed.config_dirs)
+    point = as_submitted_here(composed, os.environ)
+    plan = build_run_plan(point.config, point.assumptions)
+    if problems := plan.blocking_problems(force=True):
+        raise ConfigError(problems)
+    if plan.payload != "train":
+        rule = "builds no model, so there is nothing to rehearse"
+        raise ConfigError([Problem("training.payload", plan.payload, rule, "leave training=launch_check out")])
+    world_size = plan.layout.world_size
+    if not 0 <= parsed.rank < world_size:
+        raise ConfigError(f"--rank {parsed.rank}: the plan has ranks 0 to {world_size - 1}; nearest: {world_size - 1}")
+    notes = [*render_notes(plan), *(f"warning: {problem}" for problem in plan.problems)]
+    if not parsed.as_json:
+        print("\n".join(printable(note) for note in notes))
+    return point, with_memory_of(parsed.rank, plan, point.config)
+
+
+def _request(point: Point, plan: RunPlan, parsed: _Words) -> Request:
+    from hpctrain.rehearse.request import Request
+
+    return Request(
+        plan=plan,
+        num_layers=plan.model.num_layers,
+        weight_decay=point.config.training.weight_decay,
+        seed=point.config.training.seed,
+        rank=parsed.rank,
+        steps=parsed.steps,
+        device_way="simulated_gpu" if plan.device == "cuda" else "cpu",
+        num_largest=0,
+        answer="",
+    )
+
+
+def _rehearsed(request: Request, quick: bool) -> Rehearsal:
+    from hpctrain.launch.termination import terminable
+    from hpctrain.rehearse.conduct import conduct
+
+    line = _ProgressLine()
+    try:
+        with terminable():
+            return conduct(request, "quick" if quick else "whole", line.show)
+    finally:
+        line.clear()
+
+
+class _ProgressLine:
+    """One line of standard error that is written over, or a line now and then where it is no terminal."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._last_s = time.monotonic()
+        self._width = 0
+
+    def show(self, text: str) -> None:
+        if self._is_terminal:
+            print(f"\r{text:<{self._width}}", end="", file=sys.stderr, flush=True)
+            self._width = len(text)
+        elif time.monotonic() - self._last_s >= _SECONDS_BETWEEN_LINES:
+            self._last_s = time.monotonic()
+            print(text, file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._is_terminal and self._width:
+            print(f"\r{'':<{self._width}}\r", end="", file=sys.stderr, flush=True)
+
+
+def _folder_name(plan: RunPlan) -> str:
+    """As run folders are named: a slug, the second, four random digits."""
+    from hpctrain.plan.slurm_request import slurm_safe_name
+
+    slug = slurm_safe_name(plan.name)[:_LONGEST_SLUG]
+    return f"{slug}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def _check_writable(folder: Path) -> None:
+    """Asks before the work whether its result could be written; leaves nothing behind.
+
+    Raises:
+        ConfigError: it could not.
+    """
+    there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise ConfigError(
+            f"--out {folder}: {there} is no folder that you may write; nearest: --out FOLDER in another place"
+        )

@@ -1,0 +1,25 @@
+"""The environment of the rehearsed rank. Imports no torch, which reads it."""
+
+from __future__ import annotations
+
+from hpctrain.plan.run_plan import RunPlan
+from hpctrain.rehearse.result import DeviceWay
+
+
+def rank_environment(plan: RunPlan, rank: int, device_way: DeviceWay) -> dict[str, str]:
+    """What torch and DeepSpeed read when they are imported, as ``worker.rank_env`` sets it for a rank of the job."""
+    node_rank, local_rank = divmod(rank, plan.layout.gpus_per_node)
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(plan.layout.world_size),
+        "LOCAL_WORLD_SIZE": str(plan.layout.gpus_per_node),
+        "LOCAL_SIZE": str(plan.layout.gpus_per_node),
+        "NODE_RANK": str(node_rank),
+        "CROSS_RANK": str(node_rank),
+        "CROSS_SIZE": str(plan.layout.num_nodes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",  # nobody listens or connects
+        "DS_ACCELERATOR": "cpu" if device_way == "cpu" else "cuda",
+        "OMP_NUM_THREADS": "1",
+    }

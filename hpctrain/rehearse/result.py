@@ -1,0 +1,248 @@
+"""What one rehearsal found, field by field: ``rehearsal.json``. Imports no torch: it is read where there is none.
+
+Bytes are those that torch's storages hold, GPU storages rounded up to 512 B as torch's allocator does. Outside of them stand the
+CUDA context, workspaces of the matrix libraries, NCCL's buffers and fragmentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from hpctrain.record.files import read_record, write_record
+
+RESULT_FILE = "rehearsal.json"
+
+Tier = Literal["gpu", "host", "pinned", "pinned_rounded"]
+"""``host`` holds all host memory, the pinned with it. ``pinned_rounded``: what torch's cache of pinned memory takes for it, each
+piece rounded up to a power of two. On CPU ranks everything is ``host``."""
+TIERS: tuple[Tier, ...] = ("gpu", "host", "pinned", "pinned_rounded")
+
+Phase = Literal["model", "engine", "forward", "backward", "optimizer"]
+"""``model``: construction under zero.Init; ``engine``: deepspeed.initialize; then the three parts of a step."""
+PHASES: tuple[Phase, ...] = ("model", "engine", "forward", "backward", "optimizer")
+STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
+
+Owner = Literal[
+    "parameters",
+    "persistent_parameters",
+    "gathered_parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "buffers",
+    "temporary",
+    "other",
+]
+"""What a storage is for.
+
+``parameters``: the rank's own partition, in stages 1 and 2 the whole model. ``persistent_parameters``: small ones that stage
+3 keeps whole. ``gathered_parameters``: whole copies that stage 3 fetches for a block, prefetched ones with them.
+``optimizer``: fp32 copy, moments. ``buffers``: communication buckets. ``temporary``: copies made and freed inside
+initialisation or the optimizer step. ``other``: nobody knows.
+"""
+OWNERS: tuple[Owner, ...] = (
+    "parameters",
+    "persistent_parameters",
+    "gathered_parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "buffers",
+    "temporary",
+    "other",
+)
+
+Way = Literal["whole", "quick"]
+DeviceWay = Literal["simulated_gpu", "cpu", "real_gpu"]
+"""``simulated_gpu``: fake tensors on a simulated GPU; ``cpu``: fake tensors under DeepSpeed's CPU accelerator; ``real_gpu``: real
+tensors and kernels."""
+
+
+@dataclass(frozen=True)
+class TierPhase:
+    """One memory tier in one phase of one step."""
+
+    step: int
+    """0: before the first step."""
+    phase: Phase
+    tier: Tier
+    peak_bytes: int
+    peak_by_owner: dict[str, int]
+    """``Owner`` to bytes at the moment of this tier's peak; their sum is ``peak_bytes``."""
+    resting_bytes: int
+    """At the end of the phase; with accumulation, of its last one in the step."""
+    resting_by_owner: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Equal collectives of one phase, seen from this rank."""
+
+    step: int
+    phase: Phase
+    kind: str
+    """``all_gather``, ``reduce_scatter``, ``all_reduce``, ``broadcast``, ``all_to_all``, ``send``, ..."""
+    group_size: int
+    """Ranks that take part."""
+    is_world: bool
+    """All ranks of the job take part."""
+    count: int
+    num_bytes: int
+    """Of the larger side: what an all_gather gives out, what a reduce_scatter takes in; in all ``count`` together."""
+
+
+@dataclass(frozen=True)
+class CountedFlops:
+    """FLOPs of this rank in the reported step, by torch's formulas, beside those of the plan's ledger."""
+
+    counted: int
+    by_operator: dict[str, int]
+    planned: float
+    """``plan.flops_per_step.hardware_flops`` divided by the ranks; a pipeline's stage may do more or less than the mean."""
+
+    @property
+    def scores_again(self) -> int:
+        """Of ``counted`` what fused attention computes once more in its backward pass: one of five products.
+
+        The ledger counts the mathematics, in which it is no part. Source: torch 2.13, torch/utils/flop_counter.py,
+        sdpa_backward_flop_count.
+        """
+        return sum(
+            count // 5 for name, count in self.by_operator.items() if "attention" in name and name.endswith("backward")
+        )
+
+
+@dataclass(frozen=True)
+class LiveTensors:
+    """Storages of one form that were alive at the GPU's peak (on CPU ranks: the host's) in the reported step."""
+
+    owner: Owner
+    place: str
+    """Function that made them, ``file.function`` of DeepSpeed or of this package, or ``autograd``."""
+    dtype: str
+    shape: tuple[int, ...]
+    """Empty: several shapes, or one that depends on the depth in a quick rehearsal."""
+    count: int
+    num_bytes: int
+    """Of all ``count`` together."""
+    tier: Tier
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Live bytes over the course of the rehearsal: columns of equal length, about 2,000 points; each phase keeps its peaks."""
+
+    operator: tuple[int, ...] = ()
+    """Operators executed so far: a clock without a device."""
+    step: tuple[int, ...] = ()
+    phase: tuple[int, ...] = ()
+    """Index into ``PHASES``."""
+    gpu_bytes: tuple[int, ...] = ()
+    host_bytes: tuple[int, ...] = ()
+    pinned_bytes: tuple[int, ...] = ()
+    num_layers: int = 0
+    """Layers of the model it was seen at: fewer than the plan's in a quick rehearsal."""
+
+
+@dataclass(frozen=True)
+class LinearityCheck:
+    """Of a quick rehearsal, whose numbers are on the line through ``depths[1]`` and ``checked_depth``: is it a line?"""
+
+    depths: tuple[int, int]
+    checked_depth: int
+    worst_deviation: float
+    """Greatest fraction by which the line through ``depths`` misses a peak or resting value at ``checked_depth``."""
+    worst_quantity: str
+    largest_peak_deviation: float
+    """The same for the step's peak of the GPU (on CPU ranks: of the host)."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """One rank of one plan, rehearsed."""
+
+    schema_version: int
+    plan_name: str
+    model_name: str
+    num_layers: int
+    num_parameters: int
+    world_size: int
+    rank: int
+    zero_stage: int
+    device_way: DeviceWay
+    way: Way
+    steps: int
+    reported_step: int
+    """The steady one: the first records the order of the parameters and makes the optimizer's states."""
+    simulated: tuple[str, ...]
+    """What was not real, one sentence each."""
+    versions: dict[str, str]
+    memory: tuple[TierPhase, ...]
+    collectives: tuple[Collective, ...]
+    flops: CountedFlops
+    largest: tuple[LiveTensors, ...]
+    timeline: Timeline
+    late_free_margin_bytes: int
+    """Largest parameter that is gathered whole: where the device frees one late, the GPU's peak is higher by as much."""
+    wall_s: float
+    process_peak_bytes: int
+    """Resident memory of the rehearsing process at its peak."""
+    gpu_capacity_bytes: int | None = None
+    linearity: LinearityCheck | None = None
+    planned_memory: tuple[tuple[str, str, int], ...] = ()
+    """Name, tier (``gpu`` or ``host``) and bytes of the planner's terms."""
+    phase_times_s: dict[str, float] = field(default_factory=dict)
+    """``real_gpu``: seconds of each phase of the reported step, without communication."""
+    reserved_bytes: int | None = None
+    """``real_gpu``: what torch's allocator had reserved at its peak."""
+
+    def rows(self, tier: Tier, step: int | None = None) -> tuple[TierPhase, ...]:
+        """The phases of one tier in order; ``step`` None: before the first step and the reported step."""
+        steps = (0, self.reported_step) if step is None else (step,)
+        return tuple(row for row in self.memory if row.tier == tier and row.step in steps)
+
+    def peak(self, tier: Tier, phases: tuple[Phase, ...] = STEP_PHASES) -> TierPhase | None:
+        """The reported step's phase in which the tier is fullest; None where the tier holds nothing."""
+        rows = [row for row in self.rows(tier) if row.phase in phases]
+        return max(rows, key=lambda row: row.peak_bytes, default=None)
+
+    @property
+    def main_tier(self) -> Tier:
+        """Where the model lives."""
+        return "host" if self.device_way == "cpu" else "gpu"
+
+    def step_collectives(self) -> tuple[Collective, ...]:
+        """Those of the reported step."""
+        return tuple(row for row in self.collectives if row.step == self.reported_step)
+
+
+def sum_by_kind(collectives: tuple[Collective, ...]) -> Mapping[tuple[str, int], tuple[int, int]]:
+    """Count and bytes by kind and group size."""
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    for row in collectives:
+        count, num_bytes = found.get((row.kind, row.group_size), (0, 0))
+        found[row.kind, row.group_size] = (count + row.count, num_bytes + row.num_bytes)
+    return found
+
+
+def write_rehearsal(folder: Path, rehearsal: Rehearsal) -> Path:
+    """Writes ``rehearsal.json`` into the folder, by replacing, and returns its path.
+
+    Raises:
+        OSError: the folder is missing or cannot be written.
+    """
+    path = folder / RESULT_FILE
+    write_record(path, rehearsal)
+    return path
+
+
+def read_rehearsal(path: Path) -> Rehearsal:
+    """The rehearsal in a file, or in a folder's ``rehearsal.json``.
+
+    Raises:
+        RecordError: it is missing or no rehearsal of this version.
+    """
+    return read_record(path / RESULT_FILE if path.is_dir() else path, Rehearsal)
