@@ -9,23 +9,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpctrain.cli_submit import held_point, submit_one, wait_for_end
 from hpctrain.errors import EXIT_OK, ConfigError, HpctrainError, LaunchError, PreparedRunError, UnclearSubmissionError
 from hpctrain.text_table import printable
 
 if TYPE_CHECKING:
-    from hpctrain.config.compose import Point
     from hpctrain.launch.resume import ResumeRequest
     from hpctrain.launch.status.rows import RunStatus
     from hpctrain.plan.run_plan import RunPlan
     from hpctrain.record.paths import RunPaths
 
-HoldPoint = Callable[["Point", bool], tuple["Point", "RunPlan"]]
-"""Plans a configuration and asks everything that can refuse it."""
-
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w.-]*(=.*)?", re.DOTALL)
 
 
-def resume(words: Sequence[str], hold: HoldPoint, follow: Callable[[RunPaths, RunPlan], int]) -> int:
+def resume(words: Sequence[str]) -> int:
     """Submits run folders again."""
     parser = _parser(
         "resume",
@@ -47,15 +44,15 @@ def resume(words: Sequence[str], hold: HoldPoint, follow: Callable[[RunPaths, Ru
 
     def resume_one(run: RunPaths, row: RunStatus) -> None:
         del row
-        plan, is_followed = _resume_one(run, request, hold)
+        plan, is_followed = _resume_one(run, request)
         if is_followed and len(chosen) == 1:
-            waits.append(follow(run, plan))
+            waits.append(wait_for_end(run, plan))
 
     _each(chosen, resume_one)
     return max(waits)
 
 
-def rerun(words: Sequence[str], hold: HoldPoint, submit_one: Callable[[Point, RunPlan, Path, str], int]) -> int:
+def rerun(words: Sequence[str]) -> int:
     """Submits new runs with the configuration of old ones."""
     parser = _parser(
         "rerun",
@@ -72,7 +69,7 @@ def rerun(words: Sequence[str], hold: HoldPoint, submit_one: Callable[[Point, Ru
     def rerun_one(run: RunPaths, row: RunStatus) -> None:
         del row
         point, root = rerun_point(run, overrides)
-        held, plan = hold(point, known.force)
+        held, plan = held_point(point, known.force)
         codes.append(submit_one(held, plan, root, interpreter()))
 
     _each(_rows(named, known.state), rerun_one)
@@ -150,7 +147,7 @@ def _each(rows: Sequence[RunStatus], act: Callable[[RunPaths, RunStatus], None])
         raise LaunchError("\n".join(failures))
 
 
-def _resume_one(run: RunPaths, request: ResumeRequest, hold: HoldPoint) -> tuple[RunPlan, bool]:
+def _resume_one(run: RunPaths, request: ResumeRequest) -> tuple[RunPlan, bool]:
     """Submits one run again; returns its plan, and whether its configuration asks to follow it."""
     from hpctrain.config.compose import Point
     from hpctrain.launch import resume as life
@@ -172,7 +169,9 @@ def _resume_one(run: RunPaths, request: ResumeRequest, hold: HoldPoint) -> tuple
         frozen = read_config(run)
         changes = life.resumed_config(run, frozen, request)
         at_home = dataclasses.replace(changes.config.run, root=str(runs_folder(run)))
-        held, plan = hold(Point(request.words, dataclasses.replace(changes.config, run=at_home), ()), request.force)
+        held, plan = held_point(
+            Point(request.words, dataclasses.replace(changes.config, run=at_home), ()), request.force
+        )
         checkpoint = life.checkpoint_to_go_on_from(run, plan, held.config, request.from_step)
         for note in (*changes.notes, *plan.warnings, life.start_note(run, checkpoint, plan)):
             print(printable(f"note: {note}"))

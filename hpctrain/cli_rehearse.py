@@ -83,6 +83,16 @@ def _picture(folder: Path, found: Rehearsal) -> str:
     return f"picture {write_rehearsal_picture(folder, found)}"
 
 
+def quick_rehearsal(point: Point, plan: RunPlan) -> Rehearsal:
+    """The quick rehearsal of a plan whose only problems, if any, are of memory or the site.
+
+    Raises:
+        ConfigError: the engine refuses the configuration.
+        RehearsalError: the rehearsing process ended without an answer.
+    """
+    return _rehearsed(_request(point, plan, _parse(["--quick"])), quick=True)
+
+
 def _parse(words: Sequence[str]) -> _Words:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config-dir", "-cd", action="append", default=[])

@@ -36,6 +36,7 @@ Options of submit and plan:
   --version
 
 Options of plan:
+  --rehearse          rehearse it (as rehearse --quick), and let that decide whether it fits
   --site              hold the plan against what Slurm says of this cluster, and print that; submit always does
 {costs}
 Groups (GROUP=NAME; any key below them: GROUP.KEY=VALUE):
