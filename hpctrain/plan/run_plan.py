@@ -115,16 +115,7 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
     batch, batch_problems = resolve_batch(
         config.training, choice.micro_batch_size, layout.data_parallel_degree, seq_len
     )
-    work = RankWork(
-        shape,
-        layout,
-        batch,
-        config.parallelism,
-        config.hardware,
-        precision,
-        choice.checkpointing,
-        config.training.offload_activations,
-    )
+    work = _rank_work(config, shape, layout, batch, precision, choice.checkpointing)
     memory = estimate_memory(work)
     flops = step_flops(shape, seq_len, batch.global_batch_size, choice.checkpointing, config.parallelism.zero_stage)
     prediction, prediction_gap = predict_step(work, flops)
@@ -187,17 +178,23 @@ def with_memory_of(rank: int, plan: RunPlan, config: Config) -> RunPlan:
         plan: of the configuration.
         config: what the plan was built from.
     """
-    work = RankWork(
-        plan.model,
-        plan.layout,
-        plan.batch,
-        with_sub_group_size(config.parallelism, plan.model, plan.layout),
-        config.hardware,
-        plan.precision,
-        plan.activation_checkpointing,
-        plan.offload_activations,
-    )
+    parallelism = with_sub_group_size(config.parallelism, plan.model, plan.layout)
+    config = dataclasses.replace(config, parallelism=parallelism)
+    work = _rank_work(config, plan.model, plan.layout, plan.batch, plan.precision, plan.activation_checkpointing)
     return dataclasses.replace(plan, memory=estimate_memory(work, rank))
+
+
+def _rank_work(
+    config: Config,
+    shape: ModelShape,
+    layout: Layout,
+    batch: Batch,
+    precision: Precision,
+    checkpointing: ActivationCheckpointing,
+) -> RankWork:
+    """What one rank works on; of the configuration, whose sub-group size is filled in, what is not derived."""
+    offload = config.training.offload_activations and checkpointing == "full"
+    return RankWork(shape, layout, batch, config.parallelism, config.hardware, precision, checkpointing, offload)
 
 
 def _notes(config: Config, choice: _MemorySettings, prediction: StepPrediction | None) -> tuple[str, ...]:
@@ -236,17 +233,7 @@ def _choose_memory_settings(config: Config, shape: ModelShape, layout: Layout, p
 
     def fits(size: int, mode: ActivationCheckpointing) -> bool:
         batch, _ = resolve_batch(training, size, layout.data_parallel_degree, seq_len)
-        work = RankWork(
-            shape,
-            layout,
-            batch,
-            config.parallelism,
-            config.hardware,
-            precision,
-            mode,
-            training.offload_activations and mode == "full",
-        )
-        return estimate_memory(work).fits_with_headroom
+        return estimate_memory(_rank_work(config, shape, layout, batch, precision, mode)).fits_with_headroom
 
     candidates = [(size, mode) for size in sizes for mode in modes]
     chosen = next((candidate for candidate in candidates if fits(*candidate)), None)

@@ -14,7 +14,7 @@ from hpctrain.plan.decoder_activations import DecoderActivations
 from hpctrain.plan.ds_config import reduce_bucket_elements
 from hpctrain.plan.gathering import GatherRules, Visit, gathered_visits
 from hpctrain.plan.gradient_buckets import BlockGradients, gradient_flow
-from hpctrain.plan.memory_terms import Amounts, Height, MemoryPhase, Pinned, RankMemory, added, in_pieces
+from hpctrain.plan.memory_terms import Amounts, Height, MemoryPhase, Pinned, RankMemory, added, in_pieces, total
 from hpctrain.plan.rank_parameters import RankParameters
 from hpctrain.plan.rank_work import RankWork
 from hpctrain.plan.sub_groups import DEFAULT_SUB_GROUP_SIZE, num_kept_on_gpu, sub_groups
@@ -55,7 +55,7 @@ class _Stage3:
             "engine": self._engine(resting),
             "forward": self._forward().over(resting),
             "backward": self._backward().over(resting),
-            "optimizer": added(resting, {"optimizer step": self._step()}),
+            "optimizer": self._optimizer(resting),
         }
         host, pinned = self._host()
         return RankMemory(gpu, host, pinned)
@@ -199,6 +199,11 @@ class _Stage3:
     @property
     def _kept_name(self) -> str:
         return "block inputs" if self._work.checkpointing == "full" else "activations"
+
+    def _optimizer(self, resting: Amounts) -> Amounts:
+        """Small parameters that stay whole are given up before the step and gathered anew behind it."""
+        there = {name: num_bytes for name, num_bytes in resting.items() if name != "persistent parameters"}
+        return max(added(there, {"optimizer step": self._step()}), resting, key=total)
 
     def _step(self) -> int:
         """Gradients of a sub-group flattened and in fp32, or one gradient's share in fp64 for the norm."""

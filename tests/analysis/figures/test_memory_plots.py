@@ -51,7 +51,7 @@ def test_terms_are_those_of_the_plans(frames: Frames) -> None:
     assert bytes_of["gpu", "gpu"] == plan_of(frames, "gpu")["memory"]["gpu_bytes"]
     assert node_bytes["cpu"] == plan_of(frames, "cpu")["memory"]["host_bytes_per_node"]
     host = table.terms[table.terms["tier"] == "host"].set_index("run")["sharing_ranks"]
-    assert (host["gpu"], set(host["offload"]), set(host["cpu"])) == (4, {4}, {2}), "ranks of a node"
+    assert (set(host["gpu"]), set(host["offload"]), set(host["cpu"])) == ({4}, {4}, {2}), "ranks of a node"
 
 
 def test_measured_peaks_by_hand(frames: Frames) -> None:

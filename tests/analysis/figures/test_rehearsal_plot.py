@@ -19,7 +19,6 @@ from hpctrain.analysis.report.rehearsal_picture import write_rehearsal_picture
 from hpctrain.plan.memory_terms import CONTEXT_TERM, ROUNDING_TERM
 from hpctrain.rehearse.result import (
     PHASES,
-    CountedFlops,
     Phase,
     Rehearsal,
     Tier,
@@ -30,6 +29,7 @@ from hpctrain.rehearse.result import (
 )
 from hpctrain.units import GIB
 from tests.analysis.figures.test_plots import png
+from tests.rehearse.make_rehearsal import make_rehearsal
 
 GPU_PEAKS: dict[Phase, int] = {"model": 9, "engine": 20, "forward": 40, "backward": 60, "optimizer": 35}
 """GiB by phase."""
@@ -61,33 +61,17 @@ def course(num_layers: int) -> Timeline:
     )
 
 
-def make_rehearsal(host_gib: int = 30, num_layers: int = 105) -> Rehearsal:
-    host = dict.fromkeys(PHASES, host_gib)
-    return Rehearsal(
-        schema_version=1,
-        plan_name="530b-128n",
+def rehearsal_of_530b(host_gib: int = 30, num_layers: int = 105) -> Rehearsal:
+    return make_rehearsal(
         model_name="530b",
-        num_layers=105,
         num_parameters=530_000_000_000,
         world_size=1024,
-        rank=0,
-        zero_stage=3,
-        device_way="simulated_gpu",
-        way="whole",
-        steps=2,
-        reported_step=2,
-        simulated=(),
-        versions={},
-        memory=(*rows_of("gpu", GPU_PEAKS), *rows_of("host", host)),
-        collectives=(),
-        flops=CountedFlops(1, {}, 1.0),
-        largest=(),
+        memory=(*rows_of("gpu", GPU_PEAKS), *rows_of("host", dict.fromkeys(PHASES, host_gib))),
         timeline=course(num_layers),
         late_free_margin_bytes=3 * GIB,
-        wall_s=1.0,
-        process_peak_bytes=1,
         gpu_capacity_bytes=80 * GIB,
         planned_memory=(("states", "gpu", 50 * GIB), (CONTEXT_TERM, "gpu", 2 * GIB), (ROUNDING_TERM, "host", 9 * GIB)),
+        num_layers=105,
     )
 
 
@@ -118,7 +102,7 @@ def band_edges(axis: Axes) -> list[float]:
 
 
 def test_a_row_for_each_tier_with_what_the_record_holds(tmp_path: Path) -> None:
-    write_rehearsal(tmp_path, make_rehearsal())
+    write_rehearsal(tmp_path, rehearsal_of_530b())
     figure = plot_rehearsal(read_rehearsal(tmp_path))
     gpu, gpu_bars, host, host_bars = axes_of(figure)
     assert [label.get_text() for label in gpu_bars.get_xticklabels()] == list(PHASES)
@@ -136,7 +120,7 @@ def test_a_row_for_each_tier_with_what_the_record_holds(tmp_path: Path) -> None:
 
 
 def test_margin_prediction_and_capacity() -> None:
-    figure = plot_rehearsal(make_rehearsal())
+    figure = plot_rehearsal(rehearsal_of_530b())
     gpu, bars, host, host_bars = axes_of(figure)
     expected = {"predicted by the plan": 50.0, "capacity of the GPU": 80.0}
     assert levels(gpu) == levels(bars) == expected, "CUDA's context is no storage of torch's"
@@ -159,18 +143,18 @@ def test_margin_prediction_and_capacity() -> None:
 
 def test_the_planner_predicts_the_host_too() -> None:
     terms = (("fp32 master", "host", 20 * GIB), ("Adam moments", "host", 5 * GIB), (ROUNDING_TERM, "host", GIB))
-    figure = plot_rehearsal(replace(make_rehearsal(), planned_memory=terms))
+    figure = plot_rehearsal(replace(rehearsal_of_530b(), planned_memory=terms))
     assert [levels(axis) for axis in axes_of(figure)[2:]] == [{"predicted by the plan": 25.0}] * 2
 
 
 def test_a_far_capacity_is_told_and_not_drawn() -> None:
-    figure = plot_rehearsal(replace(make_rehearsal(), gpu_capacity_bytes=1000 * GIB))
+    figure = plot_rehearsal(replace(rehearsal_of_530b(), gpu_capacity_bytes=1000 * GIB))
     assert "capacity of the GPU" not in levels(axes_of(figure)[1])
     assert "capacity 1e+03 GiB" in figure.get_suptitle().replace("\n", " ")
 
 
 def test_bands_are_the_stretches_of_the_phases() -> None:
-    axis = plot_rehearsal(make_rehearsal()).axes[0]
+    axis = plot_rehearsal(rehearsal_of_530b()).axes[0]
     assert band_edges(axis) == [0, 2, 4, 6, 8, 10]
     assert sorted(text.get_text() for text in axis.texts) == sorted(BAND_COLOURS)
 
@@ -182,13 +166,13 @@ def test_a_phase_of_few_changes_is_widened() -> None:
         operator=tuple(range(100)), step=(2,) * 100, phase=phases, gpu_bytes=(GIB,) * 100, host_bytes=(0,) * 100,
         pinned_bytes=(0,) * 100, num_layers=105,
     )  # fmt: skip
-    axis = plot_rehearsal(replace(make_rehearsal(), timeline=line)).axes[0]
+    axis = plot_rehearsal(replace(rehearsal_of_530b(), timeline=line)).axes[0]
     assert band_edges(axis) == pytest.approx([0, 2.5, 97.5, 100, 102.5, 107.5])
 
 
 def test_a_host_that_holds_next_to_nothing_in_the_step_has_no_panels() -> None:
     at_first: dict[Phase, int] = {"model": 0, "engine": 3 * 1024, "forward": 0, "backward": 1, "optimizer": 1}
-    rehearsal = replace(make_rehearsal(), memory=(*rows_of("gpu", GPU_PEAKS), *rows_of("host", at_first, 2**20)))
+    rehearsal = replace(rehearsal_of_530b(), memory=(*rows_of("gpu", GPU_PEAKS), *rows_of("host", at_first, 2**20)))
     figure = plot_rehearsal(rehearsal)
     assert len(axes_of(figure)) == 2
     assert figure.get_suptitle().replace("\n", " ").endswith("; host at most 3 GiB, in engine")
@@ -196,7 +180,7 @@ def test_a_host_that_holds_next_to_nothing_in_the_step_has_no_panels() -> None:
 
 def test_on_the_cpu_all_is_host() -> None:
     rehearsal = replace(
-        make_rehearsal(), device_way="cpu", memory=rows_of("host", GPU_PEAKS, 1000), gpu_capacity_bytes=None
+        rehearsal_of_530b(), device_way="cpu", memory=rows_of("host", GPU_PEAKS, 1000), gpu_capacity_bytes=None
     )
     course_axis, bars = axes_of(plot_rehearsal(rehearsal))
     assert course_axis.get_title("left") == "Host over step 2"
@@ -204,7 +188,7 @@ def test_on_the_cpu_all_is_host() -> None:
 
 
 def test_a_quick_rehearsal_says_which_depth_is_drawn() -> None:
-    rehearsal = replace(make_rehearsal(num_layers=4), way="quick")
+    rehearsal = replace(rehearsal_of_530b(num_layers=4), way="quick")
     course_axis, bars, *_ = axes_of(plot_rehearsal(rehearsal))
     assert course_axis.get_title("left") == "GPU over step 2, at 4 of 105 layers"
     assert bars.get_title("left") == "Peaks, extended to 105 layers"
@@ -212,16 +196,16 @@ def test_a_quick_rehearsal_says_which_depth_is_drawn() -> None:
 
 
 def test_nothing_recorded_is_said() -> None:
-    rehearsal = replace(make_rehearsal(), memory=(), timeline=Timeline())
+    rehearsal = replace(rehearsal_of_530b(), memory=(), timeline=Timeline())
     assert plot_rehearsal(rehearsal).axes[0].texts[0].get_text() == "no memory recorded"
-    without_course = plot_rehearsal(replace(make_rehearsal(), timeline=Timeline()))
+    without_course = plot_rehearsal(replace(rehearsal_of_530b(), timeline=Timeline()))
     assert without_course.axes[0].texts[0].get_text() == "no course of the step recorded"
 
 
 def test_the_picture_lies_beside_the_record(tmp_path: Path) -> None:
-    path = write_rehearsal_picture(tmp_path, make_rehearsal())
+    path = write_rehearsal_picture(tmp_path, rehearsal_of_530b())
     assert path == tmp_path / "rehearsal.png"
     assert path.read_bytes().startswith(b"\x89PNG")
     first = path.read_bytes()
-    write_rehearsal_picture(tmp_path, make_rehearsal())
+    write_rehearsal_picture(tmp_path, rehearsal_of_530b())
     assert path.read_bytes() == first
