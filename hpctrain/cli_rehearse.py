@@ -20,8 +20,9 @@ from hpctrain.text_table import printable
 if TYPE_CHECKING:
     from hpctrain.config.compose import Point
     from hpctrain.plan.run_plan import RunPlan
+    from hpctrain.rehearse.device_check import Device
     from hpctrain.rehearse.request import Request
-    from hpctrain.rehearse.result import Rehearsal
+    from hpctrain.rehearse.result import DeviceWay, Rehearsal
 
 DEFAULT_PARENT = Path("rehearsals")
 _LONGEST_SLUG = 60
@@ -37,7 +38,10 @@ class _Words:
     out: Path | None
     as_json: bool
     steps: int
-    rank: int
+    rank: int | None
+    """None: one of each kind of rank; on a real device the first."""
+    device: Device | None
+    """A real one; None: simulated."""
 
 
 def rehearse(words: Sequence[str]) -> int:
@@ -53,7 +57,10 @@ def rehearse(words: Sequence[str]) -> int:
     point, plan = _planned(parsed)
     folder = parsed.out or DEFAULT_PARENT / _folder_name(plan)
     _check_writable(folder)
-    found = _rehearsed(_request(point, plan, parsed), parsed.quick)
+    requests = _requests(point, plan, parsed)
+    if not parsed.as_json:
+        print("".join(f"note: {note}\n" for note in _notes(plan, requests, parsed)), end="", flush=True)
+    found = _rehearsed(requests, parsed.quick)
     from hpctrain.rehearse.render import render_rehearsal
     from hpctrain.rehearse.result import write_rehearsal
 
@@ -90,7 +97,7 @@ def quick_rehearsal(point: Point, plan: RunPlan) -> Rehearsal:
         ConfigError: the engine refuses the configuration.
         RehearsalError: the rehearsing process ended without an answer.
     """
-    return _rehearsed(_request(point, plan, _parse(["--quick"])), quick=True)
+    return _rehearsed(_requests(point, plan, _parse(["--quick"])), quick=True)
 
 
 def _parse(words: Sequence[str]) -> _Words:
@@ -100,12 +107,17 @@ def _parse(words: Sequence[str]) -> _Words:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--device", choices=["cuda", "cpu"])
     try:
         known, overrides = parser.parse_known_args(list(words))
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from None
     for word in overrides:
+        if word in ("-m", "--multirun"):
+            raise ConfigError(
+                f"{word}: rehearse takes one run; nearest: python -m hpctrain plan {word} --rehearse, for every point of a sweep"
+            )
         if word.startswith("-"):
             raise ConfigError(f"{word}: is no option of rehearse; see python -m hpctrain --help")
     dirs = tuple(Path(folder) for folder in known.config_dir)
@@ -116,7 +128,7 @@ def _parse(words: Sequence[str]) -> _Words:
         raise ConfigError(
             f"--steps {known.steps}: the first step records the order of the parameters, so two or more; nearest: 2"
         )
-    return _Words(tuple(overrides), dirs, known.quick, known.out, known.json, known.steps, known.rank)
+    return _Words(tuple(overrides), dirs, known.quick, known.out, known.json, known.steps, known.rank, known.device)
 
 
 def _planned(parsed: _Words) -> tuple[Point, RunPlan]:
@@ -128,7 +140,7 @@ def _planned(parsed: _Words) -> tuple[Point, RunPlan]:
     from hpctrain.config.compose import compose_points
     from hpctrain.launch.submitting_shell import as_submitted_here
     from hpctrain.plan.render import render_notes
-    from hpctrain.plan.run_plan import build_run_plan, with_memory_of
+    from hpctrain.plan.run_plan import build_run_plan
 
     (composed,) = compose_points(parsed.overrides, False, parsed.config_dirs)
     point = as_submitted_here(composed, os.environ)
@@ -139,38 +151,71 @@ def _planned(parsed: _Words) -> tuple[Point, RunPlan]:
         rule = "builds no model, so there is nothing to rehearse"
         raise ConfigError([Problem("training.payload", plan.payload, rule, "leave training=launch_check out")])
     world_size = plan.layout.world_size
-    if not 0 <= parsed.rank < world_size:
+    if parsed.rank is not None and not 0 <= parsed.rank < world_size:
         raise ConfigError(f"--rank {parsed.rank}: the plan has ranks 0 to {world_size - 1}; nearest: {world_size - 1}")
+    if parsed.device is not None:
+        from hpctrain.rehearse.device_check import check_device
+
+        check_device(parsed.device, plan, parsed.quick)
     notes = [*render_notes(plan), *(f"warning: {problem}" for problem in plan.problems)]
     if not parsed.as_json:
         print("\n".join(printable(note) for note in notes))
-    return point, with_memory_of(parsed.rank, plan, point.config)
+    return point, plan
 
 
-def _request(point: Point, plan: RunPlan, parsed: _Words) -> Request:
+def _requests(point: Point, plan: RunPlan, parsed: _Words) -> list[Request]:
+    """One a rank, with the planner's estimate of that very rank in its plan."""
+    from hpctrain.plan.run_plan import with_memory_of
+    from hpctrain.rehearse.stages import ranks_to_rehearse
+
+    def plan_of(rank: int) -> RunPlan:
+        return with_memory_of(rank, plan, point.config)
+
+    if parsed.rank is not None:
+        ranks: tuple[int, ...] = (parsed.rank,)
+    elif parsed.device is not None:
+        ranks = (0,)
+    else:
+        ranks = ranks_to_rehearse(plan, lambda rank: plan_of(rank).memory)
+    return [_request(point, plan_of(rank), rank, parsed) for rank in ranks]
+
+
+def _notes(plan: RunPlan, requests: Sequence[Request], parsed: _Words) -> list[str]:
+    """What is rehearsed where that is a choice of ours, and why."""
+    from hpctrain.rehearse.depths import quick_depths, why_whole
+    from hpctrain.rehearse.stages import why_these
+
+    ranks = () if parsed.rank is not None or parsed.device is not None else [request.rank for request in requests]
+    whole = why_whole(plan) if parsed.quick and quick_depths(plan) is None else ""
+    return [note for note in (why_these(plan, ranks) if ranks else "", whole) if note]
+
+
+def _request(point: Point, plan: RunPlan, rank: int, parsed: _Words) -> Request:
+    from hpctrain.rehearse.device_check import WAY_OF
     from hpctrain.rehearse.request import Request
 
+    simulated: DeviceWay = "simulated_gpu" if plan.device == "cuda" else "cpu"
     return Request(
         plan=plan,
         num_layers=plan.model.num_layers,
         weight_decay=point.config.training.weight_decay,
         seed=point.config.training.seed,
-        rank=parsed.rank,
+        rank=rank,
         steps=parsed.steps,
-        device_way="simulated_gpu" if plan.device == "cuda" else "cpu",
+        device_way=simulated if parsed.device is None else WAY_OF[parsed.device],
         num_largest=0,
         answer="",
     )
 
 
-def _rehearsed(request: Request, quick: bool) -> Rehearsal:
+def _rehearsed(requests: Sequence[Request], quick: bool) -> Rehearsal:
     from hpctrain.launch.termination import terminable
     from hpctrain.rehearse.conduct import conduct
 
     line = _ProgressLine()
     try:
         with terminable():
-            return conduct(request, "quick" if quick else "whole", line.show)
+            return conduct(requests, "quick" if quick else "whole", line.show)
     finally:
         line.clear()
 

@@ -14,7 +14,8 @@ Plans, launches and measures large-model training. The verb comes first; without
   plan     print the plan, the batch script and the DeepSpeed JSON; needs no Slurm, no GPU, no torch   [--json]
            or plan each row of a table of runs of any trainer     --table ROWS.csv -o OUT.csv
   rehearse one rank of the run under the real engine on a simulated cluster: memory, collectives, FLOPs
-                                                     [--quick] [--rank N] [--steps 2] [--out FOLDER] [--json]
+                                                     [--quick | --device cuda|cpu] [--rank N] [--steps 2] [--out FOLDER]
+                                                     [--json]
   status   state of runs: step, loss, step time      [FOLDER ...] [--watch] [--state STATE] [--last N] [--json]
   logs     what a run printed                        RUN [--rank N|all] [--attempt N] [--follow] [--tail N] [--grep REGEX]
   report   measured numbers of runs and logs         [FOLDER ...] [-o FILE.html|.csv|.parquet|.tex|.md] [--json]

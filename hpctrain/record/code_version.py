@@ -9,8 +9,9 @@ from pathlib import Path
 
 import hpctrain
 
-_NOT_IN_JOBS = ("analysis", "_conf", "_slurm", "_published", "__pycache__")
-"""Folders of the package that nothing in a job imports or reads: its configuration is frozen, its report is made elsewhere."""
+_NOT_IN_JOBS = ("analysis", "rehearse", "_conf", "_slurm", "_published", "__pycache__")
+"""Folders of the package that nothing in a job imports or reads: its configuration is frozen, its report and its rehearsal are
+made elsewhere."""
 
 
 def package_folder() -> Path:

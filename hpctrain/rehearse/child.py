@@ -11,7 +11,7 @@ from pathlib import Path
 from hpctrain.errors import HpctrainError
 from hpctrain.record.files import read_json, write_record
 from hpctrain.rehearse.rank_environment import rank_environment
-from hpctrain.rehearse.request import EXIT_REFUSED, PROGRESS_MARK, Request, refusal
+from hpctrain.rehearse.request import EXIT_REFUSED, OUT_OF_MEMORY, PROGRESS_MARK, Request, refusal
 
 _ENGINE = f"{os.sep}deepspeed{os.sep}"
 _VALIDATOR = "pydantic"
@@ -31,6 +31,9 @@ def main() -> None:
         write_record(Path(request.answer), refusal(session.ledger.phase, type(error).__name__, str(error), ""))
         _leave(f"{error}\n", EXIT_REFUSED)
     except Exception as error:
+        if sentence := session.shortage(error):
+            write_record(Path(request.answer), refusal(session.phase, OUT_OF_MEMORY, sentence, ""))
+            _leave(f"{sentence}\n", EXIT_REFUSED)
         place = _refused_in(error)
         if not place:
             traceback.print_exc()

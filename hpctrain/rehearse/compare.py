@@ -32,6 +32,9 @@ OWNER_OF_TERM: dict[str, Owner] = {
 }
 """The planner's words to the rehearsal's. The one place that joins them: a term that is missing here is a mistake of ours."""
 
+_SHOWN_BYTES = 2**16
+"""Less is left out of the text: tensors of a few numbers, which the planner does not count."""
+
 OUTSIDE = (CONTEXT_TERM, PROCESS_TERM, ROUNDING_TERM)
 """Terms of what no storage of torch holds; a rehearsal has no bytes for them."""
 
@@ -106,12 +109,14 @@ def _owner_rows(tier: Tier, rehearsed: dict[str, int], planned: list[tuple[str, 
 
 def render_comparison(found: Rehearsal) -> str:
     """A table for people: owner by owner, with the planner's terms; empty: the plan has no estimate."""
-    tiers = compare(found)
+    tiers = [tier for tier in compare(found) if max(tier.rehearsed_bytes, tier.planned_bytes) >= _SHOWN_BYTES]
     if not any(tier.planned_bytes for tier in tiers):
         return ""
     rows = [["AGAINST THE PLAN", "REHEARSED", "PLANNED", "DIFFERENCE", "TERMS OF THE PLAN"]]
     for tier in tiers:
         for owner in tier.owners:
+            if max(owner.rehearsed_bytes, owner.planned_bytes) < _SHOWN_BYTES:
+                continue
             rows.append(
                 [
                     f"{tier.tier} {owner.owner.replace('_', ' ')}",

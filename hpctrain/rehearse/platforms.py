@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.rehearse import simulated_gpu, stand_ins
+from hpctrain.rehearse import local_collectives, simulated_gpu, stand_ins
 from hpctrain.rehearse.ledger import Ledger
 from hpctrain.rehearse.private_names import private
 from hpctrain.rehearse.result import DeviceWay
@@ -19,6 +19,10 @@ from hpctrain.rehearse.result import DeviceWay
 _GROUP = "a process group of one process: collectives are counted and not carried out"
 _CONTENTS = (
     "tensors have shapes, types and devices but no contents; values that the engine reads are those of a healthy step"
+)
+_OTHERS = (
+    "the other ranks: a gather gives this rank's own share as often as there are ranks, a sum its own part, a neighbour noise; so"
+    " gathered weights, loss and gradients are not the job's, and a collective lasts as long as its result takes to write"
 )
 _KERNELS = "native optimizer kernels do nothing; their states are real"
 
@@ -41,13 +45,13 @@ def start_platform(device_way: DeviceWay, plan: RunPlan, ledger: Ledger) -> Plat
 
     The process group of the planned size is there afterwards.
     """
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     stand_ins.before_deepspeed_is_imported()
     if device_way == "simulated_gpu":
         return _start_simulated_gpu(plan, ledger)
     if device_way == "cpu":
         return _start_cpu(plan)
-    raise NotImplementedError(device_way)
+    return _start_real(torch.device("cpu") if device_way == "real_cpu" else torch.device("cuda", 0), plan)
 
 
 def _start_simulated_gpu(plan: RunPlan, ledger: Ledger) -> Platform:
@@ -75,6 +79,16 @@ def _start_cpu(plan: RunPlan) -> Platform:
     _start_group("fake", plan)
     stand_ins.for_fake_tensors()
     return Platform(torch.device("cpu"), "", _fake_tensors(), False, (_CONTENTS, _GROUP, _KERNELS))
+
+
+def _start_real(device: torch.device, plan: RunPlan) -> Platform:
+    if device.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.set_device(device)
+    _start_group("fake", plan)
+    stand_ins.for_other_ranks()
+    local_collectives.register(device.type)
+    return Platform(device, "cuda" if device.type == "cuda" else "", nullcontext(), True, (_OTHERS,))
 
 
 def _start_group(backend: str, plan: RunPlan) -> None:

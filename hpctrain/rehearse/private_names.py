@@ -59,6 +59,10 @@ NAMES: dict[str, PrivateName] = {
     "deepspeed.runtime.pipe.engine.PipelineEngine._INSTRUCTION_MAP": PrivateName(
         "tells the phases of a pipeline's step apart", "rehearsing plans without pipeline parallelism"
     ),
+    "deepspeed.runtime.utils.PartitionedTensor.from_meta": PrivateName(
+        "activations that stages hand on in parts are put together on the simulated GPU",
+        "rehearsing plans without tensor parallelism in a pipeline",
+    ),
     "deepspeed.runtime.zero.utils.assert_ints_same_as_other_ranks": _SAME_ON_ALL_RANKS,
     "deepspeed.runtime.zero.partition_parameters.assert_ints_same_as_other_ranks": _SAME_ON_ALL_RANKS,
     "deepspeed.runtime.zero.partitioned_param_coordinator.assert_ints_same_as_other_ranks": _SAME_ON_ALL_RANKS,

@@ -18,7 +18,7 @@ def count_blocks(num_layers: int, where: Callable[[], tuple[int, str]], say: Cal
     """Says about once a second which block is being built or run.
 
     Args:
-        num_layers: of the model.
+        num_layers: of the model, or of the stage.
         where: step and phase at this moment.
         say: gets the line.
     """
@@ -35,7 +35,8 @@ def count_blocks(num_layers: int, where: Callable[[], tuple[int, str]], say: Cal
         counts[step, phase] = counts.get((step, phase), 0) + 1
         if time.monotonic() - last_s >= _SECONDS_BETWEEN:
             last_s = time.monotonic()
-            block = f"block {(counts[step, phase] - 1) % num_layers + 1} of {num_layers}"
+            passes, place = divmod(counts[step, phase] - 1, num_layers)
+            block = f"block {place + 1} of {num_layers}" + (f", micro batch {passes + 1}" if passes else "")
             say(f"{phase}, {block}" if step == 0 else f"step {step}, {phase}, {block}")
 
     def registered(parent: nn.Module, name: str, module: nn.Module | None) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from hpctrain.rehearse.collectives import CollectiveBook
-from hpctrain.rehearse.ledger import Ledger, counted_bytes, entry_for
+from hpctrain.rehearse.ledger import Entry, Ledger, counted_bytes, entry_for
 from hpctrain.rehearse.owners import PlaceFinder
 from hpctrain.rehearse.private_names import private
 
@@ -53,9 +53,10 @@ class RecorderMethods:
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         ledger = self._ledger
         ledger.operators += 1
-        if func.namespace == "c10d":
-            return self._collectives.take(func, args, ledger.step, ledger.phase)
         kwargs = kwargs or {}
+        if func.namespace == "c10d":
+            answer = self._collectives.take(func, args, ledger.step, ledger.phase)
+            return func(*args, **kwargs) if self._with_contents else answer
         if not self._with_contents and func is self._local_scalar:
             return _healthy_value(args[0].dtype)
         out = func(*args, **kwargs) if self._with_contents else _without_contents(func, args, kwargs)
@@ -93,8 +94,19 @@ class RecorderMethods:
         shape = tuple(tensor.shape)
         if owner == "activations" and ledger.phase == "backward" and self._is_weight_gradient(name, shape, args):
             owner = "gradients"
-        ledger.add(key, entry_for(num_bytes, on_gpu, owner, place, str(tensor.dtype).removeprefix("torch."), shape))
+        entry = entry_for(num_bytes, on_gpu, owner, place, str(tensor.dtype).removeprefix("torch."), shape)
+        ledger.add(key, entry)
+        if self._with_contents and not on_gpu and self._gpu_device_type and tensor.is_pinned():
+            self._pinned(entry, args)
         self._references[key] = weakref.ref(storage, lambda _: self._gone(key))
+
+    def _pinned(self, entry: Entry, args: Any) -> None:
+        """Books it as pinned; a copy belongs to the owner of what it was copied from."""
+        self._ledger.pin(entry)
+        source = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        former = None if source is None else self._ledger.get(id(source.untyped_storage()))
+        if former is not None:
+            self._ledger.assign_like(entry, former)
 
     def _gone(self, key: int) -> None:
         del self._references[key]
@@ -131,8 +143,8 @@ def _without_contents(func: Any, args: Any, kwargs: Any) -> Any:
     """What the operator gives out under fake tensors, by a shorter way where torch's own is long or leads nowhere."""
     if func is torch.ops.aten.cat.default and len(args[0]) >= _MANY:
         return _joined(args[0], *args[1:], **kwargs)
-    if func is torch.ops.aten._to_copy.default and args[0].numel() == 1:
-        return _copied_number(args[0], **kwargs)
+    if func is torch.ops.aten._to_copy.default and (args[0].numel() == 1 or _is_known(args[0])):
+        return _copied_numbers(args[0], **kwargs)
     return func(*args, **kwargs)
 
 
@@ -143,8 +155,13 @@ def _joined(parts: list[torch.Tensor], dim: int = 0) -> torch.Tensor:
     return parts[0].new_empty(size)
 
 
-def _copied_number(source: torch.Tensor, **named: Any) -> torch.Tensor:
-    """``Tensor.to`` of one number: torch knows its value, and would carry out the copy to a device that is not there."""
+def _is_known(tensor: torch.Tensor) -> bool:
+    """Torch keeps the values of a fake tensor that was made from a list."""
+    return getattr(tensor, "constant", None) is not None
+
+
+def _copied_numbers(source: torch.Tensor, **named: Any) -> torch.Tensor:
+    """``Tensor.to`` of numbers whose values torch knows: it would carry out the copy to a device that is not there."""
     dtype, device = named.get("dtype") or source.dtype, named.get("device") or source.device
     return torch.empty(source.shape, dtype=dtype, device=device)
 

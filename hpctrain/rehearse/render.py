@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from hpctrain.rehearse.compare import render_comparison
-from hpctrain.rehearse.result import OWNERS, STEP_PHASES, Rehearsal, Tier, TierPhase
-from hpctrain.text_table import aligned
+from hpctrain.rehearse.measured import render_measured
+from hpctrain.rehearse.result import OWNERS, STEP_PHASES, AccumulationCheck, Rehearsal, Tier, TierPhase
+from hpctrain.text_table import MISSING, aligned
 from hpctrain.units import duration_in_words, gib
 
 _TIER_WORDS: dict[Tier, str] = {
@@ -21,9 +22,11 @@ def render_rehearsal(found: Rehearsal) -> str:
     """Facts, memory by tier and phase, owners at the peak, collectives, FLOPs, largest tensors."""
     parts = [
         _facts(found),
+        _stages(found),
         _memory(found),
         _owners(found),
         render_comparison(found),
+        render_measured(found),
         _collectives(found),
         _flops(found),
         _largest(found),
@@ -42,16 +45,58 @@ def _facts(found: Rehearsal) -> str:
             f" {check.checked_depth} by {check.largest_peak_deviation:.2%}, at worst {check.worst_deviation:.2%}"
             f" ({check.worst_quantity})"
         )
+    if found.accumulation is not None:
+        lines.append(f"accumulated {_accumulation(found.accumulation)}")
     versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
     return "\n".join(
         [
-            f"rehearsal   rank {found.rank} of {found.world_size:,}, {found.plan_name}: {way}; step {found.reported_step} of"
-            f" {found.steps} is reported, the first records the order",
+            f"rehearsal   rank {found.rank:,} of {found.world_size:,}{_stage(found)}, {found.plan_name}: {way};"
+            f" step {found.reported_step} of {found.steps} is reported, the first records the order",
             f"simulated   {'; '.join(found.simulated)}",
             *lines,
             f"took        {duration_in_words(found.wall_s)}, {gib(found.process_peak_bytes)} of memory; {versions}",
         ]
     )
+
+
+def _stage(found: Rehearsal) -> str:
+    if found.num_stages == 1:
+        return ""
+    why = ", the fullest of those below" if found.others else ""
+    return f" (stage {found.stage + 1} of {found.num_stages}{why})"
+
+
+def _accumulation(check: AccumulationCheck) -> str:
+    """What was run of a step with many micro batches."""
+    first, *more = check.rehearsed
+    return (
+        f"{first} of the step's {check.micro_batches:,} micro batches were run; collectives and FLOPs are extended from"
+        f" {' and '.join(map(str, more))}, whose line misses {first} by {check.counts_deviation:.2%}; memory differs by"
+        f" {check.memory_deviation:.2%} between them"
+    )
+
+
+def _stages(found: Rehearsal) -> str:
+    """One rank of each kind of stage; empty: there is one kind, or one rank was asked for."""
+    if not found.others:
+        return ""
+    rows = [["STAGE", "RANK", "GPU PEAK", "GPU RESTING", "HOST PEAK", "FLOPS OF A STEP", "OF THE MEAN"]]
+    for each in found.of_all_stages():
+        gpu, host = _highest(each, "gpu"), _highest(each, "host")
+        resting = [row.resting_bytes for row in each.rows("gpu") if row.phase == "optimizer"]
+        mean = each.flops.planned
+        rows.append(
+            [
+                f"{each.stage + 1} of {each.num_stages}",
+                f"{each.rank:,}",
+                gib(gpu.peak_bytes) if gpu else MISSING,
+                gib(resting[0]) if resting else MISSING,
+                gib(host.peak_bytes) if host else MISSING,
+                f"{each.flops.counted - each.flops.scores_again:.4e}",
+                f"{(each.flops.counted - each.flops.scores_again) / mean:.3f}" if mean else MISSING,
+            ]
+        )
+    return aligned(rows)
 
 
 def _memory(found: Rehearsal) -> str:

@@ -14,6 +14,8 @@ from hpctrain.rehearse.result import DeviceWay
 
 EXIT_REFUSED = 2
 """Of the child: the engine refused the configuration, or the rehearsal cannot carry it; the answer says why."""
+OUT_OF_MEMORY = "out of memory"
+"""``Refusal.kind`` of a real device that is too small."""
 PROGRESS_MARK = "@rehearsal "
 """Begins each line of the child's standard output that tells how far it is."""
 
@@ -33,6 +35,8 @@ class Request:
     num_largest: int
     answer: str
     """Path of the file that gets the Rehearsal, or of ``Refusal`` where the engine refused."""
+    all_micro_batches: bool = False
+    """Run every micro batch of a step, however many; else a few may stand for all."""
 
     def raw(self) -> dict[str, Any]:
         """For JSON."""
@@ -64,7 +68,7 @@ class Refusal:
     schema_version: int
     phase: str
     kind: str
-    """Name of the exception's class."""
+    """Name of the exception's class, or ``OUT_OF_MEMORY``."""
     sentence: str
     """The engine's own."""
     place: str

@@ -56,9 +56,11 @@ OWNERS: tuple[Owner, ...] = (
 )
 
 Way = Literal["whole", "quick"]
-DeviceWay = Literal["simulated_gpu", "cpu", "real_gpu"]
-"""``simulated_gpu``: fake tensors on a simulated GPU; ``cpu``: fake tensors under DeepSpeed's CPU accelerator; ``real_gpu``: real
-tensors and kernels."""
+DeviceWay = Literal["simulated_gpu", "cpu", "real_gpu", "real_cpu"]
+"""``simulated_gpu``: fake tensors on a simulated GPU; ``cpu``: fake tensors under DeepSpeed's CPU accelerator; ``real_gpu`` and
+``real_cpu``: real tensors and kernels."""
+REAL_WAYS: tuple[DeviceWay, ...] = ("real_gpu", "real_cpu")
+CPU_WAYS: tuple[DeviceWay, ...] = ("cpu", "real_cpu")
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,57 @@ class LinearityCheck:
 
 
 @dataclass(frozen=True)
+class AccumulationCheck:
+    """Of a step with so many micro batches that only a few of them were run: the reported step's collectives and FLOPs are on the
+    line through the last two of ``rehearsed``, those of the steps before it are of ``rehearsed[0]`` micro batches."""
+
+    micro_batches: int
+    """Of the plan's step."""
+    rehearsed: tuple[int, int, int]
+    """Of the reported step, and of two more that were only counted."""
+    counts_deviation: float
+    """Greatest fraction by which the line misses a count or its bytes at ``rehearsed[0]``."""
+    memory_deviation: float
+    """Greatest difference of a peak or resting value between the three steps, as a fraction of the highest peak."""
+
+
+@dataclass(frozen=True)
+class DevicePhase:
+    """What torch's allocator says of one phase on a real GPU, the step's phases over all measured steps."""
+
+    phase: Phase
+    allocated_peak_bytes: int
+    allocated_rest_bytes: int
+    """At the end of the phase."""
+    reserved_peak_bytes: int
+    """The allocator keeps what it has reserved: no phase has less than the one before."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a real device took, in steps after those that were counted."""
+
+    device_name: str
+    device_bytes: int
+    phases: tuple[DevicePhase, ...]
+    """Empty on the CPU, whose memory has no allocator that counts."""
+    num_steps: int
+    micro_batches: int
+    """Of each measured step."""
+    planned_micro_batches: int
+    planned_phases: tuple[tuple[str, int, int], ...]
+    """Phase, and bytes of GPU and host at its height by the plan, without context and NCCL."""
+    predicted_s: dict[str, float]
+    """Seconds by part of the plan's step, without those between ranks; empty: see ``prediction_gap``."""
+    prediction_gap: str
+    """Why the plan predicts no time; empty: it does."""
+    time_ratio: float | None
+    """Measured over predicted seconds of a rank's own work."""
+    correction: str
+    """The override under which the plan predicts what was measured; empty: none does."""
+
+
+@dataclass(frozen=True)
 class Rehearsal:
     """One rank of one plan, rehearsed."""
 
@@ -192,12 +245,21 @@ class Rehearsal:
     """Resident memory of the rehearsing process at its peak."""
     gpu_capacity_bytes: int | None = None
     linearity: LinearityCheck | None = None
+    accumulation: AccumulationCheck | None = None
+    """None: every micro batch of a step was run."""
+    stage: int = 0
+    """Of the pipeline, in which the rank stands."""
+    num_stages: int = 1
+    others: tuple[Rehearsal, ...] = ()
+    """Ranks of the other kinds of stages, whose devices are less full; by stage."""
     planned_memory: tuple[tuple[str, str, int], ...] = ()
     """Name, tier (``gpu`` or ``host``) and bytes of the planner's terms."""
     phase_times_s: dict[str, float] = field(default_factory=dict)
-    """``real_gpu``: seconds of each phase of the reported step, without communication."""
+    """Real devices: seconds of each phase of a whole step of the plan, without communication; the median of measured steps."""
     reserved_bytes: int | None = None
     """``real_gpu``: what torch's allocator had reserved at its peak."""
+    measured: Measured | None = None
+    """Real devices."""
 
     def rows(self, tier: Tier, step: int | None = None) -> tuple[TierPhase, ...]:
         """The phases of one tier in order; ``step`` None: before the first step and the reported step."""
@@ -209,10 +271,14 @@ class Rehearsal:
         rows = [row for row in self.rows(tier) if row.phase in phases]
         return max(rows, key=lambda row: row.peak_bytes, default=None)
 
+    def of_all_stages(self) -> tuple[Rehearsal, ...]:
+        """This one and the others, by stage."""
+        return tuple(sorted((self, *self.others), key=lambda found: found.stage))
+
     @property
     def main_tier(self) -> Tier:
         """Where the model lives."""
-        return "host" if self.device_way == "cpu" else "gpu"
+        return "host" if self.device_way in CPU_WAYS else "gpu"
 
     def step_collectives(self) -> tuple[Collective, ...]:
         """Those of the reported step."""

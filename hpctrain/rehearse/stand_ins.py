@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +13,14 @@ from torch.nn import functional
 from hpctrain.errors import HpctrainError
 from hpctrain.rehearse.ledger import Ledger
 from hpctrain.rehearse.private_names import NAMES, private, replace_private
+from hpctrain.rehearse.quantizer import QuantizerWithoutKernels
 from hpctrain.rehearse.simulated_gpu import DEVICE, NoKernels, pinned_copy
 
 _SAME_ON_ALL_RANKS = [name for name in NAMES if name.endswith(".assert_ints_same_as_other_ranks")]
+
+
+_FROM_PARTS = "deepspeed.runtime.utils.PartitionedTensor.from_meta"
+"""It keeps the accelerator's name of when it was imported."""
 
 
 class CannotRehearseError(HpctrainError):
@@ -27,10 +33,15 @@ def before_deepspeed_is_imported() -> None:
     torch.tensor = _tensor_without_contents(torch.tensor)
 
 
-def for_fake_tensors() -> None:
-    """What the engine does with contents, or with the other ranks' answers, on any device."""
+def for_other_ranks() -> None:
+    """Ranks compare lists of numbers; there is nobody to compare with."""
     for name in _SAME_ON_ALL_RANKS:
         replace_private(name, lambda ints: None)
+
+
+def for_fake_tensors() -> None:
+    """What the engine does with contents, or with the other ranks' answers, on any device."""
+    for_other_ranks()
     replace_private("deepspeed.ops.op_builder.builder.OpBuilder.load", _loaded)
     torch.nn.Module.to = _moved_in_place  # type: ignore[method-assign, assignment]
     torch.Tensor.narrow = _shared_narrow(torch.Tensor.narrow)  # type: ignore[method-assign]
@@ -42,6 +53,7 @@ def for_simulated_gpu(ledger: Ledger) -> None:
     torch.Tensor.record_stream = lambda self, s: None  # type: ignore[method-assign]
     torch.Tensor.pin_memory = lambda self, *_: pinned_copy(ledger, self)  # type: ignore[method-assign]
     functional.scaled_dot_product_attention = _flash_attention
+    replace_private(_FROM_PARTS, staticmethod(functools.partial(private(_FROM_PARTS), device=DEVICE)))
     private("torch.ops.aten._fused_rms_norm")
     _KERNELS.impl("_fused_rms_norm", _fused_rms_norm)  # type: ignore[no-untyped-call]
 
@@ -61,22 +73,25 @@ def _fused_rms_norm(
     return torch.empty_like(x), torch.empty(*x.shape[:-1], 1, dtype=torch.float32, device=x.device)
 
 
-def _loaded(builder: Any, *_: Any, **__: Any) -> NoKernels:
-    """``OpBuilder.load``: of optimizers, whose kernels change values only.
+def _loaded(builder: Any, *_: Any, **__: Any) -> NoKernels | QuantizerWithoutKernels:
+    """``OpBuilder.load``: of optimizers, whose kernels change values only, and of the quantizer.
 
     Raises:
-        CannotRehearseError: another library, whose functions give out tensors.
+        CannotRehearseError: another library, whose functions may give out tensors.
     """
     name = str(builder.name)
+    if name == _QUANTIZER:
+        return QuantizerWithoutKernels()
     if not any(optimizer in name for optimizer in _OPTIMIZERS):
         raise CannotRehearseError(
-            f"{name}: DeepSpeed asks its native library for tensors here, and the rehearsal has no stand-in for it; rehearse"
-            " the plan without it (parallelism.quantized_weights=false, parallelism.quantized_gradients=false)"
+            f"{name}: DeepSpeed calls this native library here, and the rehearsal has no stand-in for it; nearest: rehearse the"
+            " plan without what needs it"
         )
     return NoKernels()
 
 
 _OPTIMIZERS = ("adam", "adagrad", "lion", "lamb")
+_QUANTIZER = "quantizer"
 
 
 def _tensor_without_contents(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -76,8 +76,9 @@ def document(rows: list[GridRow]) -> str:
     lines = [
         "# The planner's memory against rehearsals",
         "",
-        f"{len(rows)} plans, each rehearsed whole (rank 0) with {'; '.join(versions)}, {when}. Bytes that torch's storages hold;"
-        " CUDA's context, NCCL and fragmentation stand outside of both. Models are cut to a few layers of their full width.",
+        f"{len(rows)} plans, rank 0 of each rehearsed with {'; '.join(versions)}, {when}. Bytes that torch's storages hold;"
+        " CUDA's context, NCCL and fragmentation stand outside of both. Models are cut to a few layers of their full width, but"
+        " those called deep, which have all their layers and are extended from a few depths.",
         "",
         "Written by `python -m tests.rehearse.memory_grid --table`; `tests/rehearse/test_memory_grid.py` holds it to its bars.",
         "",

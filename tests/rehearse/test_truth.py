@@ -1,7 +1,8 @@
-"""A rehearsal holds what real ranks hold: the same plan trained under gloo with real tensors, counted by another counter.
+"""A rehearsal holds and sends what real ranks do: the same plan under gloo with real tensors, counted by another counter.
 
 Measured 2026-11-30 with torch 2.13.0 and DeepSpeed 0.19.8: equal to the byte in every phase of every case here. What varies is
-the real run: at times a thread of gloo frees a gathered parameter late, which the rehearsal's margin covers.
+the real run, where at times a thread of gloo frees a parameter late: in 56 runs of ranks 4 of 448 peaks were higher, by at most
+two thirds of the rehearsal's margin for it.
 """
 
 from __future__ import annotations
@@ -9,19 +10,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hpctrain.rehearse.result import Rehearsal, read_rehearsal
-from tests.rehearse.truth_cases import CASES, STEPS, Rows
+from tests.rehearse.truth_cases import CASES, STEPS, Measured, Rows
 from tests.rehearse.truth_runs import real_file, rehearsal_file
 from tests.worker.run_folder import SOURCE, make_run, start_ranks
 
 PEAK_TOLERANCE = 0.01
 """Of the smallest of ``MAX_RUNS`` real runs."""
 MAX_RUNS = 3
+MOST_BYTES_OF_CHECKS = 10_000
+"""Of all steps; next to the megabytes that a step sends."""
 RESTING = ("0/engine", *(f"{step}/optimizer" for step in range(1, STEPS + 1)))
 """Phases at whose end nothing is on its way."""
 
@@ -32,7 +36,7 @@ class TruthRuns:
     def __init__(self, folder: Path, process: subprocess.Popen[str]) -> None:
         self.folder, self._process = folder, process
 
-    def run(self, name: str, repeats: range) -> tuple[Rehearsal, list[Rows]]:
+    def run(self, name: str, repeats: range) -> tuple[Rehearsal, list[Measured]]:
         """The rehearsal, and what the rank that is compared counted in each real run so far."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -59,8 +63,34 @@ def rehearsed_rows(rehearsal: Rehearsal) -> Rows:
     return {f"{row.step}/{row.phase}": [row.peak_bytes, row.resting_bytes] for row in rows}
 
 
-def smallest(reals: list[Rows]) -> Rows:
-    return {phase: [min(real[phase][column] for real in reals) for column in (0, 1)] for phase in reals[0]}
+def told_steps(rehearsal: Rehearsal) -> list[int]:
+    """Steps whose collectives it tells: where a few micro batches stand for all, only those of the reported step are extended."""
+    return [rehearsal.reported_step] if rehearsal.accumulation else list(range(1, STEPS + 1))
+
+
+def rehearsed_collectives(rehearsal: Rehearsal) -> Rows:
+    """Count and bytes of the steps' collectives by phase and kind, whatever their groups."""
+    found: Rows = defaultdict(lambda: [0, 0])
+    for row in rehearsal.collectives:
+        if row.step in told_steps(rehearsal):
+            both = found[f"{row.step}/{row.phase} {row.kind}"]
+            both[0], both[1] = both[0] + row.count, both[1] + row.num_bytes
+    return dict(found)
+
+
+def in_steps(collectives: Rows, steps: list[int], stage: int) -> Rows:
+    """Those of some steps; in stage 3 without the broadcasts by which the engine, until its trace is complete, compares the order of parameters
+    with rank 0: a rehearsal has nobody to compare with.
+    """
+    found = {key: row for key, row in collectives.items() if int(key.partition("/")[0]) in steps}
+    checks = {key: row for key, row in found.items() if stage == 3 and key.endswith(" broadcast")}
+    assert sum(num_bytes for _, num_bytes in checks.values()) < MOST_BYTES_OF_CHECKS
+    return {key: row for key, row in found.items() if key not in checks}
+
+
+def smallest(reals: list[Measured]) -> Rows:
+    memory = [real["memory"] for real in reals]
+    return {phase: [min(rows[phase][column] for rows in memory) for column in (0, 1)] for phase in memory[0]}
 
 
 def deviations(found: Rows, real: Rows) -> list[str]:
@@ -79,14 +109,14 @@ def deviations(found: Rows, real: Rows) -> list[str]:
     return peaks + resting
 
 
-def beyond_the_margin(rehearsal: Rehearsal, reals: list[Rows]) -> list[str]:
+def beyond_the_margin(rehearsal: Rehearsal, reals: list[Measured]) -> list[str]:
     """Peaks of any real run that the rehearsal's own margin for late freeing does not cover."""
     found, margin = rehearsed_rows(rehearsal), rehearsal.late_free_margin_bytes
     return [
-        f"{phase}: peak {found[phase][0]:,} B and margin {margin:,} B, in truth {real[phase][0]:,}"
+        f"{phase}: peak {found[phase][0]:,} B and margin {margin:,} B, in truth {peak:,}"
         for real in reals
-        for phase in real
-        if real[phase][0] > (1 + PEAK_TOLERANCE) * found[phase][0] + margin
+        for phase, (peak, _) in real["memory"].items()
+        if peak > (1 + PEAK_TOLERANCE) * found[phase][0] + margin
     ]
 
 
@@ -108,7 +138,7 @@ def test_what_is_called_untrue(phase: str, peak: int, resting: int, words: str) 
 
 @pytest.mark.train
 @pytest.mark.parametrize("name", CASES)
-def test_a_rehearsal_holds_what_real_ranks_hold(name: str, runs: TruthRuns) -> None:
+def test_a_rehearsal_holds_and_sends_what_real_ranks_do(name: str, runs: TruthRuns) -> None:
     rehearsal, reals = runs.run(name, range(1))
     found = rehearsed_rows(rehearsal)
     if deviations(found, smallest(reals)):
@@ -116,6 +146,8 @@ def test_a_rehearsal_holds_what_real_ranks_hold(name: str, runs: TruthRuns) -> N
         _, reals = runs.run(name, range(1, MAX_RUNS))
     assert not deviations(found, smallest(reals))
     assert not beyond_the_margin(rehearsal, reals)
+    sent = in_steps(reals[0]["collectives"], told_steps(rehearsal), CASES[name].stage)
+    assert rehearsed_collectives(rehearsal) == sent
 
 
 WHOLE_JOB = """

@@ -13,7 +13,9 @@ STEPS = 2
 """The first makes the optimizer's states and records the order of the parameters; the second is like all later ones."""
 
 Rows = dict[str, list[int]]
-"""Phase (``<step>/<phase>``) to peak and resting bytes of one rank."""
+"""Phase (``<step>/<phase>``) to two numbers of one rank, such as peak and resting bytes."""
+Measured = dict[str, Rows]
+"""``memory``: peak and resting bytes by phase; ``collectives``: count and bytes by phase and kind."""
 
 GPT: dict[str, Any] = {
     "name": "truth-gpt",
@@ -56,6 +58,8 @@ class Case:
     """The one that is compared."""
     model: dict[str, Any] = field(default_factory=lambda: GPT)
     precision: str = "bf16"
+    device_apart: bool = False
+    """The engine, which tells device and host apart by the accelerator's name, is given another name for the same CPU."""
     parallelism: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
 
@@ -88,9 +92,21 @@ CASES: dict[str, Case] = {
     "zero2, optimizer on the host, accumulation 2": Case(stage=2, parallelism=_OPTIMIZER, training=_TWICE),
     "zero3, optimizer on the host": Case(parallelism=_OPTIMIZER),
     "zero3, optimizer and parameters on the host": Case(parallelism=_OPTIMIZER | {"offload_param": "cpu"}),
-    "zero3, half of the optimizer on the host": Case(parallelism=_OPTIMIZER | {"offload_ratio": 0.5}),
+    "zero3, half of the optimizer on the host": Case(
+        parallelism=_OPTIMIZER | {"offload_ratio": 0.5}, device_apart=True
+    ),
     "zero3, secondary partition of 2, 4 ranks": Case(ranks=4, parallelism={"hpz_partition_size": 2}),
     "zero3, recomputed, activations on the host": Case(training=_FULL | {"offload_activations": True}),
+    "zero2, optimizer on the host, 8 micro batches": Case(
+        stage=2, parallelism=_OPTIMIZER, training={"gradient_accumulation_steps": 8, "micro_batch_size": 1}
+    ),
+    "zero3, 8 micro batches": Case(training={"gradient_accumulation_steps": 8, "micro_batch_size": 1}),
+    "zero1, first stage of 2, 8 micro batches": Case(
+        stage=1,
+        model=EVEN,
+        parallelism=_PIPELINE,
+        training={"gradient_accumulation_steps": 8, "micro_batch_size": 1},
+    ),
     "zero2, tensor parallel": Case(stage=2, model=EVEN, parallelism={"tensor_parallel_size": 2}),
     "zero3, sequence parallel, recomputed": Case(parallelism={"sequence_parallel_size": 2}, training=_FULL),
     "zero1, first stage of 2": Case(stage=1, model=EVEN, parallelism=_PIPELINE, training=_TWICE),

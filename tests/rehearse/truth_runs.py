@@ -53,10 +53,18 @@ def rehearse(case: Case, answer: Path) -> None:
         num_largest=10,
         answer=str(answer),
     )
+    name_device(case)
     path = answer.with_suffix(".request")
     write_json(path, request.raw())
     sys.argv = ["child", str(path)]
     child.main()
+
+
+def name_device(case: Case) -> None:
+    if case.device_apart:
+        from deepspeed.accelerator import get_accelerator
+
+        get_accelerator()._name = "cpu:0"
 
 
 def train(case: Case, rank: int, port: int, result: Path) -> None:
@@ -71,6 +79,7 @@ def train(case: Case, rank: int, port: int, result: Path) -> None:
     }
     from tests.rehearse.real_rank import measure
 
+    name_device(case)
     result.write_text(json.dumps(measure(case)))
 
 

@@ -1,0 +1,53 @@
+"""Which ranks show all that there is to see of a plan: one of each kind of pipeline stage. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hpctrain.plan.layout import Layout
+from hpctrain.plan.memory import MemoryEstimate
+from hpctrain.plan.run_plan import RunPlan
+
+
+def stages_of_each_kind(layout: Layout) -> tuple[int, ...]:
+    """The first stage, the second, which of the middle ones holds the most micro batches at a time, and the last.
+
+    >>> [stages_of_each_kind(Layout(2, 4, pipeline_parallel_size=size)) for size in (1, 2, 4)]
+    [(0,), (0, 1), (0, 1, 3)]
+    """
+    last = layout.pipeline_parallel_size - 1
+    return tuple(dict.fromkeys((0, min(1, last), last)))
+
+
+def ranks_to_rehearse(plan: RunPlan, memory_of: Callable[[int], MemoryEstimate]) -> tuple[int, ...]:
+    """One rank of each kind of stage.
+
+    In stage 3 of ZeRO all ranks of a stage of the pipeline hold as much. Below, the share of the last belongs to other
+    parameters than that of the first: the one is taken for which the planner expects more.
+
+    Args:
+        plan: of the run.
+        memory_of: the planner's estimate of one rank.
+    """
+    layout = plan.layout
+    per_stage = layout.world_size // layout.pipeline_parallel_size
+    found = []
+    for stage in stages_of_each_kind(layout):
+        first, last = stage * per_stage, (stage + 1) * per_stage - 1
+        candidates = (first,) if plan.zero_stage == 3 else (first, last)
+        found.append(max(candidates, key=lambda rank: _weight(memory_of(rank))))
+    return tuple(found)
+
+
+def _weight(memory: MemoryEstimate) -> tuple[int, int]:
+    return memory.gpu_bytes, memory.host_bytes_per_node
+
+
+def why_these(plan: RunPlan, ranks: Sequence[int]) -> str:
+    """A sentence for people; empty: all ranks of the plan are alike."""
+    told = ", ".join(f"{rank:,}" for rank in ranks)
+    if len(ranks) > 1:
+        return f"one rank of each kind of pipeline stage is rehearsed: {told}; --rank N takes another"
+    if plan.zero_stage < 3 and plan.layout.world_size > 1:
+        return f"rank {told} is rehearsed: of the first and the last the planner expects no less on it; --rank N takes another"
+    return ""
