@@ -12,9 +12,9 @@ FAST_TESTS = $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 -m 
 run: $(VENV)/.run-ready ## train the tiny model on real text on this machine, and show the result
 	$(BIN)/python -m hpctrain model=tiny cluster=local
 
-test: $(VENV)/.dev-ready ## set up everything, a sandbox Slurm and a browser too, and pass all tests
+test: $(VENV)/.dev-ready ## set up everything, a sandbox Slurm, a browser and a compiler too, and pass all tests
 	sh slurm/sandbox/install.sh
-	sh tests/install_chromium.sh
+	PYTHON=$(BIN)/python sh tests/install_packages.sh
 	$(FAST_TESTS)
 	$(BIN)/python -m pytest -m "slurm or train or notebook or browser"
 

