@@ -28,41 +28,38 @@ def quick_depths(plan: RunPlan) -> Depths | None:
     """The depths of a quick rehearsal; None: the plan is hardly deeper, so that it is rehearsed whole.
 
     Two and four layers will do if a layer is larger than the engine's windows. Where the engine looks over several layers (it
-    keeps and prefetches parameters up to a number of elements, and steps the optimizer by sub-groups) the depths lie beyond.
-    In a pipeline they are two, three and four layers of each stage, which is what a rank has; stage 1 of ZeRO has no such window.
+    keeps and prefetches parameters up to a number of elements, steps the optimizer by sub-groups, and below stage 3 reduces
+    gradients by buckets) the depths lie beyond.
+    In a pipeline they are depths of each stage, which is what a rank has: one layer apart, since few stages are deep.
     """
-    stages = plan.layout.pipeline_parallel_size
+    stages, windows = plan.layout.pipeline_parallel_size, max(_window_layers(plan), _SHALLOWEST)
     if stages > 1:
-        per_stage = Depths(_SHALLOWEST, _SHALLOWEST + 1, _SHALLOWEST + 2)
-        depths = Depths(*(stages * layers for layers in per_stage.all))
-    else:
-        shallow = -(-max(_window_layers(plan), _SHALLOWEST) // _STEP) * _STEP
-        depths = Depths(shallow, shallow + _STEP, shallow + 2 * _STEP)
+        depths = Depths(*(stages * layers for layers in range(windows, windows + 3)))
+        return depths if sum(depths.all) < plan.model.num_layers else None
+    shallow = -(-windows // _STEP) * _STEP
+    depths = Depths(shallow, shallow + _STEP, shallow + 2 * _STEP)
     return depths if depths.check < plan.model.num_layers else None
 
 
 def why_whole(plan: RunPlan) -> str:
     """A sentence for a plan that has no ``quick_depths``."""
     stages, layers = plan.layout.pipeline_parallel_size, plan.model.num_layers
-    if stages > 1:
-        return (
-            f"--quick takes two, three and four layers of a pipeline's stage, and each of the {stages} stages has"
-            f" {layers // stages}: all layers are rehearsed"
-        )
     windows = _window_layers(plan)
-    reason = f", and the engine's windows are {windows} layers wide" if windows > _SHALLOWEST else ""
-    return f"--quick takes three depths with one layer more at least, and the model has {layers}{reason}: all are rehearsed"
+    reason = f", from {windows} on, since the engine looks over so many at a time" if windows > _SHALLOWEST else ""
+    has = f"the model has {layers}" if stages == 1 else f"each of the {stages} stages has {layers // stages}"
+    return f"--quick would take three depths{reason}, and {has} layers: all are rehearsed"
 
 
 def _window_layers(plan: RunPlan) -> int:
     """Layers that the engine looks over at a time."""
-    layer = max(1, plan.model.block_parameters)
-    zero = plan.ds_config["zero_optimization"]
-    ranks = plan.layout.zero_degree
+    zero, layout = plan.ds_config["zero_optimization"], plan.layout
+    layer = max(1, plan.model.block_parameters // layout.tensor_parallel_size)
+    sub_group = zero.get("sub_group_size", 0) * layout.zero_degree
     windows: list[int] = [
         zero.get("stage3_max_live_parameters", 0),
         zero.get("stage3_max_reuse_distance", 0),
         zero.get("stage3_prefetch_bucket_size", 0),
-        zero.get("sub_group_size", 0) * ranks if plan.num_parameters > zero.get("sub_group_size", 0) * ranks else 0,
+        sub_group if plan.num_parameters // layout.tensor_parallel_size > sub_group else 0,
+        zero.get("reduce_bucket_size", 0) if plan.zero_stage < 3 else 0,
     ]
     return max(-(-window // layer) for window in windows)

@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import psutil
@@ -22,6 +22,7 @@ from hpctrain.worker.timing import Mark, mark, seconds_between
 _MOST_STEPS, _FEWEST_STEPS = 5, 2
 _ENOUGH_S = 120.0
 """Measured steps after which no further one begins."""
+_BOUND = 10.0
 _NO_HOST_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 """Torch has an exception of its own for GPUs only. Source: torch 2.13, c10/core/impl/alloc_cpu.cpp."""
 
@@ -72,6 +73,18 @@ class Meter:
             allocated_rest_bytes=torch.cuda.memory_allocated(self.device),
             reserved_peak_bytes=max(former.reserved_peak_bytes, torch.cuda.max_memory_reserved(self.device)),
         )
+
+
+@torch.no_grad()
+def tame_padding(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Bounds what pads a rank's share of each parameter: DeepSpeed leaves it as it finds it, and cuts it off after a gather.
+
+    Here the share is taken for other ranks' shares too, padding and all. First weights are far within the bounds.
+    """
+    for parameter in parameters:
+        share = getattr(parameter, "ds_tensor", None)
+        if share is not None:
+            share.nan_to_num_(0.0, 0.0, 0.0).clamp_(-_BOUND, _BOUND)
 
 
 class MeasuredSteps:

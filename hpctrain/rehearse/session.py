@@ -23,7 +23,14 @@ from hpctrain.rehearse.ledger import Ledger
 from hpctrain.rehearse.owners import PlaceFinder
 from hpctrain.rehearse.platforms import Platform, start_platform
 from hpctrain.rehearse.progress import count_blocks
-from hpctrain.rehearse.real_device import MeasuredSteps, Meter, is_out_of_memory, out_of_memory_text, with_measurements
+from hpctrain.rehearse.real_device import (
+    MeasuredSteps,
+    Meter,
+    is_out_of_memory,
+    out_of_memory_text,
+    tame_padding,
+    with_measurements,
+)
 from hpctrain.rehearse.recorder import recorder
 from hpctrain.rehearse.request import Request, plan_of_depth
 from hpctrain.rehearse.result import CPU_WAYS, REAL_WAYS, CountedFlops, Phase, Rehearsal, Tier
@@ -69,7 +76,7 @@ class Session:
             stack.enter_context(seen)
             blocks = plan.model.num_layers // plan.layout.pipeline_parallel_size
             stack.enter_context(count_blocks(blocks, lambda: (ledger.step, ledger.phase), say))
-            stack.enter_context(_before(deepspeed, "initialize", lambda: self._begin(0, "engine", meter)))
+            stack.enter_context(_before(deepspeed, "initialize", partial(self._begin_engine, meter)))
             meter.begin("model")
             short = plan_of_micro_batches(plan, self._first)
             engine = build_engine(short, request.weight_decay, request.seed, platform.device)
@@ -118,6 +125,11 @@ class Session:
         """A phase that the books have."""
         self.ledger.begin(step, phase)
         self._note(step, phase, meter)
+
+    def _begin_engine(self, meter: Meter, model: torch.nn.Module) -> None:
+        if self.request.device_way in REAL_WAYS:
+            tame_padding(model.parameters())
+        self._begin(0, "engine", meter)
 
     def _note(self, step: int, phase: Phase, meter: Meter | None) -> None:
         self.step, self.phase = step, phase
@@ -202,12 +214,12 @@ def _by_operator(flops: Mapping[tuple[int, str], int], step: int) -> dict[str, i
 
 
 @contextmanager
-def _before(module: Any, name: str, call: Callable[[], None]) -> Iterator[None]:
-    """While it is entered, ``call`` runs before each call of the module's function."""
+def _before(module: Any, name: str, call: Callable[[torch.nn.Module], None]) -> Iterator[None]:
+    """While it is entered, ``call`` gets the ``model`` of each call of the module's function, before it."""
     original = getattr(module, name)
 
     def function(*arguments: Any, **named: Any) -> Any:
-        call()
+        call(named["model"])
         return original(*arguments, **named)
 
     setattr(module, name, function)
