@@ -1,9 +1,10 @@
-"""The process that rehearses: ``python -m hpctrain.rehearse.child REQUEST.json``. Its own: torch is changed for good."""
+"""The process that rehearses: ``python -m hpctrain.rehearse.child REQUEST.json [PID]``. Its own: torch is changed for good."""
 
 from __future__ import annotations
 
 import linecache
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -12,6 +13,7 @@ from hpctrain.errors import HpctrainError
 from hpctrain.record.files import read_json, write_record
 from hpctrain.rehearse.rank_environment import rank_environment
 from hpctrain.rehearse.request import EXIT_REFUSED, OUT_OF_MEMORY, PROGRESS_MARK, Request, refusal
+from hpctrain.worker.linux import signal_at_parents_death
 
 _ENGINE = f"{os.sep}deepspeed{os.sep}"
 _VALIDATOR = "pydantic"
@@ -20,6 +22,7 @@ _VALIDATOR = "pydantic"
 
 def main() -> None:
     """Rehearses, writes the answer and leaves with 0, ``EXIT_REFUSED``, or 1 after a traceback."""
+    _end_with(*map(int, sys.argv[2:]))
     request = Request.from_raw(read_json(Path(sys.argv[1])))
     os.environ.update(rank_environment(request.plan, request.rank, request.device_way))
     from hpctrain.rehearse.session import Session  # imports torch, which reads the environment
@@ -43,6 +46,13 @@ def main() -> None:
         _leave(traceback.format_exc(), EXIT_REFUSED)
     write_record(Path(request.answer), found)
     _leave("", 0)
+
+
+def _end_with(asker: int | None = None) -> None:
+    """Whatever ends the process that asks, and at whatever moment, ends this one: nobody else waits for the answer."""
+    signal_at_parents_death(signal.SIGKILL)
+    if asker is not None and os.getppid() != asker:  # it ended before it could be known
+        _leave("", 1)
 
 
 def _say(line: str) -> None:

@@ -109,6 +109,7 @@ class _Child:
         self.progress = "starting"
         # Warnings of torch about names that DeepSpeed calls, one a collective, are nobody's matter here.
         command = [sys.executable, "-W", "ignore", "-m", "hpctrain.rehearse.child", str(self._request_file)]
+        command.append(str(os.getpid()))
         with self._errors_file.open("wb") as errors:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
