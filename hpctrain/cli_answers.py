@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from hpctrain.errors import EXIT_OK, ConfigError
 
 _HYDRA_FLAGS = ("--hydra-help", "--info", "-i", "--shell-completion", "-sc")
-_HYDRA_VERBS = ("submit", "plan")
+_HYDRA_VERBS = ("submit", "plan", "rehearse")
 
 
 def answer_flag(words: Sequence[str]) -> int | None:

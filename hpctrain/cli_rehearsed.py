@@ -48,5 +48,6 @@ def with_rehearsals(planned: Sequence[tuple[Point, RunPlan]], all_points: bool) 
 def _key(plan: RunPlan) -> str:
     """What the memory of a run depends on."""
     parts = (plan.model, plan.layout, plan.batch, plan.precision, plan.activation_checkpointing, plan.device)
-    zero = json.dumps(plan.ds_config["zero_optimization"], sort_keys=True)
-    return repr((*parts, plan.offload_activations, zero))
+    optimizer = {key: value for key, value in plan.ds_config["optimizer"]["params"].items() if isinstance(value, bool)}
+    engine = json.dumps(plan.ds_config | {"optimizer": optimizer}, sort_keys=True)
+    return repr((*parts, plan.offload_activations, engine))

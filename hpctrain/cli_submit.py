@@ -31,6 +31,8 @@ def submit_words(words: Sequence[str]) -> int:
     if (code := answer_flag(words)) is not None:
         return code
     parsed = parse_compose_words(words)
+    if parsed.rehearse:
+        raise ConfigError("--rehearse: is an option of plan; nearest: launch.rehearse=true")
     if parsed.shown_config:
         return print_config(parsed)
     from hpctrain.launch.working_tree import begin_to_ask
@@ -41,12 +43,7 @@ def submit_words(words: Sequence[str]) -> int:
     root: Path | None = None
     rehearsal: Rehearsal | None = None
     if asks_rehearsal(planned):
-        from hpctrain.cli_rehearsed import with_rehearsals
-
-        # It takes half a minute and decides about memory: what else can be refused comes first.
-        _refuse_problems(planned, parsed.multirun, parsed.force, but_memory=True)
-        root = _checked_root(planned, parsed.force)
-        rehearsed = with_rehearsals(planned, all_points=False)
+        root, rehearsed = _rehearsed(planned, parsed.multirun, parsed.force)
         planned, rehearsal = [(point, plan) for point, plan, _ in rehearsed], rehearsed[0][2]
     left_out: tuple[LeftOut, ...] = ()
     if parsed.multirun:
@@ -62,6 +59,19 @@ def submit_words(words: Sequence[str]) -> int:
     if parsed.multirun:
         return _submit_sweep(planned, left_out, site, root, parsed)
     return submit_one(*planned[0], root, interpreter(), rehearsal)
+
+
+def _rehearsed(
+    planned: Sequence[tuple[Point, RunPlan]], multirun: bool, force: bool
+) -> tuple[Path, list[tuple[Point, RunPlan, Rehearsal | None]]]:
+    """The folder of the runs, and the points that ask for it with rehearsed memory.
+
+    It takes half a minute and decides about memory: what else can be refused comes first.
+    """
+    from hpctrain.cli_rehearsed import with_rehearsals
+
+    _refuse_problems(planned, multirun, force, but_memory=True)
+    return _checked_root(planned, force), with_rehearsals(planned, all_points=False)
 
 
 def _refuse_problems(
@@ -133,6 +143,9 @@ def held_point(point: Point, force: bool) -> tuple[Point, RunPlan]:
         from hpctrain.launch.site.question import start_asking
 
         planned, _ = planned_on_site(planned, start_asking())
+    if asks_rehearsal(planned):
+        _, rehearsed = _rehearsed(planned, False, force)
+        planned = [(held, plan) for held, plan, _ in rehearsed]
     _refuse_problems(planned, multirun=False, force=force)
     _checked_root(planned, force)
     return planned[0]

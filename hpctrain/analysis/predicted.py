@@ -105,7 +105,9 @@ def _memory(row: Mapping[Any, Any], host_memory_gib: float | None) -> dict[str, 
     if not pd.isna(row["zero_stage"]) and row["zero_stage"] != 3:
         return {"prediction_problem": f"zero_stage={row['zero_stage']}: only ZeRO-3 with offload is answered here"}
     if any(not pd.isna(row[name]) and row[name] > 1 for name in ("tp", "pp", "cp_sp")):
-        return {"prediction_problem": "the memory rules know no tensor, pipeline or sequence parallelism"}
+        return {
+            "prediction_problem": "tensor, pipeline or sequence parallelism: only data-parallel rows are answered here"
+        }
     try:
         shape, _ = row_shape(row)
         capacity_gib = gpu_memory_gib(row)
@@ -131,7 +133,7 @@ def _memory_gaps(row: Mapping[Any, Any], host_memory_gib: float | None) -> list[
     if host_memory_gib is None:
         gaps.append("the node's host memory is not stated, so neither the fit nor the largest model is answered")
     if "of the states kept on the GPUs" in text_of(row, "notes"):
-        gaps.append("the memory rules offload all states or none, not the part that this run kept on the GPUs")
+        gaps.append("all states are taken to be on the host, also the part that this run kept on the GPUs")
     return gaps
 
 

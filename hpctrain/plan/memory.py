@@ -112,10 +112,12 @@ def estimate_memory(work: RankWork, rank: int | None = None) -> MemoryEstimate:
     """
     ranks = (0, work.layout.world_size - 1) if rank is None and work.parallelism.zero_stage < 3 else (rank or 0,)
     memory = max((rank_memory(work, each) for each in ranks), key=lambda each: total(highest(each.gpu)))
-    gpu, host = memory.gpu, memory.host
+    gpu, host, pinned = memory.gpu, memory.host, memory.pinned
     if work.hardware.device == "cpu":
+        # There is no page-locked memory: see ds_config's pin_memory.
+        pinned = {}
         gpu, host = {}, {phase: added(memory.gpu[phase], memory.host[phase]) for phase in MEMORY_PHASES}
-    terms = [*_terms(highest(gpu), "gpu", {}), *_terms(highest(host), "host", memory.pinned)]
+    terms = [*_terms(highest(gpu), "gpu", {}), *_terms(highest(host), "host", pinned)]
     rounding = sum(term.pinned_rounded_bytes - term.pinned_bytes for term in terms)
     terms += _terms({ROUNDING_TERM: rounding, PROCESS_TERM: CPU_PROCESS_BYTES}, "host", {})
     if work.hardware.device == "cuda":

@@ -14,6 +14,8 @@ _DECODER = "hpctrain/worker/model/decoder.py"
 CONTEXT_TERM = "context and NCCL"
 PROCESS_TERM = "Python and torch"
 ROUNDING_TERM = "rounding of pinned memory"
+OUTSIDE_OF_TORCH = (CONTEXT_TERM, PROCESS_TERM, ROUNDING_TERM)
+"""Terms of what no storage of torch holds; a rehearsal has no bytes for them."""
 
 SOURCES: dict[str, str] = {
     "parameters": "runtime/zero/stage3.py, stage_1_and_2.py: one flat buffer",

@@ -45,9 +45,9 @@ def parallelism_problems(config: Config, shape: ModelShape, layout: Layout, seq_
     parallelism = config.parallelism
     return [
         *_stage_problems(parallelism, config.hardware.device == "cuda"),
-        *_tensor_problems(parallelism, shape, layout),
+        *_tensor_problems(parallelism, shape, layout, seq_len),
         *_sequence_problems(parallelism, shape, seq_len),
-        *_pipeline_problems(parallelism, shape, seq_len),
+        *_pipeline_problems(parallelism, shape),
         *_secondary_partition_problems(parallelism, layout),
         *sub_group_problems(parallelism, shape, layout),
         *_activation_problems(config),
@@ -114,18 +114,18 @@ def _stage_problems(parallelism: ParallelismConfig, has_cuda: bool) -> list[Prob
     return problems
 
 
-def _tensor_problems(parallelism: ParallelismConfig, shape: ModelShape, layout: Layout) -> list[Problem]:
-    return _divides(
-        parallelism,
-        "tensor_parallel_size",
-        {
-            "heads": shape.num_heads,
-            "key and value heads": shape.num_kv_heads,
-            "feed-forward width": shape.ffn_hidden_size,
-            "vocabulary": shape.vocab_size,
-            "GPUs of a node": layout.gpus_per_node,
-        },
-    )
+def _tensor_problems(parallelism: ParallelismConfig, shape: ModelShape, layout: Layout, seq_len: int) -> list[Problem]:
+    wholes = {
+        "heads": shape.num_heads,
+        "key and value heads": shape.num_kv_heads,
+        "feed-forward width": shape.ffn_hidden_size,
+        "vocabulary": shape.vocab_size,
+        "GPUs of a node": layout.gpus_per_node,
+    }
+    if parallelism.pipeline_parallel_size > 1:
+        # Stages hand activations on in as many parts as there are tensor-parallel ranks.
+        wholes["activations between two stages"] = seq_len * shape.hidden_size
+    return _divides(parallelism, "tensor_parallel_size", wholes)
 
 
 def _sequence_problems(parallelism: ParallelismConfig, shape: ModelShape, seq_len: int) -> list[Problem]:
@@ -148,14 +148,9 @@ def _sequence_problems(parallelism: ParallelismConfig, shape: ModelShape, seq_le
     return problems
 
 
-def _pipeline_problems(parallelism: ParallelismConfig, shape: ModelShape, seq_len: int) -> list[Problem]:
+def _pipeline_problems(parallelism: ParallelismConfig, shape: ModelShape) -> list[Problem]:
     size = parallelism.pipeline_parallel_size
     problems = _divides(parallelism, "pipeline_parallel_size", {"blocks": shape.num_layers})
-    if size > 1:
-        # Stages hand activations on in as many parts as there are tensor-parallel ranks.
-        problems += _divides(
-            parallelism, "tensor_parallel_size", {"activations between two stages": seq_len * shape.hidden_size}
-        )
     if size > 1 and parallelism.zero_stage > 1:
         rule = (
             f"goes with ZeRO stage 1, here it is {parallelism.zero_stage}: gradients of a pipeline are kept over its micro"
@@ -193,13 +188,22 @@ def _divides(parallelism: ParallelismConfig, name: str, wholes: dict[str, int]) 
     bad = {what: whole for what, whole in wholes.items() if whole % size}
     if not bad:
         return []
-    divisor = math.gcd(*wholes.values())
-    good = [value for value in range(1, divisor + 1) if divisor % value == 0]
+    good = _divisors(math.gcd(*wholes.values()))
     below = max(value for value in good if value <= size)
     above = min((value for value in good if value >= size), default=below)
     told = ", ".join(f"{what} {whole} ({whole} mod {size} = {whole % size})" for what, whole in bad.items())
     fix = " or ".join(str(value) for value in dict.fromkeys((below, above)))
     return [_problem(parallelism, name, f"must divide: {told}", f"nearest: {fix}")]
+
+
+def _divisors(number: int) -> list[int]:
+    """All of them, in order.
+
+    >>> _divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
+    return sorted({*small, *(number // value for value in small)})
 
 
 def _problem(parallelism: ParallelismConfig, name: str, rule: str, fix: str) -> Problem:

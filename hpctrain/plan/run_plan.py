@@ -160,7 +160,8 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         cluster_name=config.cluster.name,
         cluster_kind=config.cluster.kind,
         slurm=slurm,
-        problems=(*problems, *_memory_problems(config, memory)),
+        # Of a layout that the ranks cannot have, the memory says nothing.
+        problems=problems if layout_problems else (*problems, *_memory_problems(config, memory)),
         prediction=prediction,
         prediction_gap=prediction_gap,
         achievable_tflops_per_gpu=config.hardware.achievable_tflops.get(precision),

@@ -285,7 +285,9 @@ class _Stage12:
             "backward": added(amounts, waiting),
             "optimizer": amounts,
         }
-        return host, pieces if self._work.parallelism.pin_memory else {}
+        # Blocks' inputs are pinned in any case (worker/model/host_inputs.py); pin_memory is about the engine's own buffers.
+        is_pinned = self._work.parallelism.pin_memory
+        return host, {name: those for name, those in pieces.items() if is_pinned or name == "block inputs"}
 
 
 def _share(parameters: RankParameters, group: str, data_rank: int, degree: int) -> _Share:

@@ -250,7 +250,9 @@ class _Stage3:
             "backward": added(amounts, waiting),
             "optimizer": amounts,
         }
-        return host, pieces if parallelism.pin_memory else {}
+        # Blocks' inputs are pinned in any case (worker/model/host_inputs.py); pin_memory is about the engine's own buffers.
+        is_pinned = parallelism.pin_memory
+        return host, {name: those for name, those in pieces.items() if is_pinned or name == "block inputs"}
 
     def _host_construction(self) -> Amounts:
         """Each share is made in ordinary memory and copied to pinned memory."""

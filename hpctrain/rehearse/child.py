@@ -31,7 +31,7 @@ def main() -> None:
     try:
         found = session.run(_say)
     except HpctrainError as error:
-        write_record(Path(request.answer), refusal(session.ledger.phase, type(error).__name__, str(error), ""))
+        write_record(Path(request.answer), refusal(session.phase, type(error).__name__, str(error), ""))
         _leave(f"{error}\n", EXIT_REFUSED)
     except Exception as error:
         if sentence := session.shortage(error):
@@ -41,7 +41,7 @@ def main() -> None:
         if not place:
             traceback.print_exc()
             _leave("", 1)
-        refused = refusal(session.ledger.phase, type(error).__name__, str(error), place)
+        refused = refusal(session.phase, type(error).__name__, str(error), place)
         write_record(Path(request.answer), refused)
         _leave(traceback.format_exc(), EXIT_REFUSED)
     write_record(Path(request.answer), found)

@@ -63,7 +63,9 @@ class CollectiveBook:
                 f" nearest: pip install torch=={TORCH_SEEN}"
             )
         kind, result = _OPERATORS[name]
-        group_size = next(_size(argument) for argument in args if isinstance(argument, torch.ScriptObject))
+        # The group comes before a reduce operator, which is such an object too.
+        group = next(argument for argument in args if isinstance(argument, torch.ScriptObject))
+        group_size = int(dist.ProcessGroup.unbox(group).size())
         if kind in ("send", "recv"):
             group_size = 2
         num_bytes = max(_num_bytes(argument) for argument in args[:2])
@@ -85,13 +87,6 @@ def finished_work() -> Any:
     world = dist.group.WORLD
     assert world is not None
     return torch.ops.c10d.barrier(torch.zeros(1), world.boxed(), [], True, -1)
-
-
-def _size(process_group: Any) -> int:
-    try:
-        return int(dist.ProcessGroup.unbox(process_group).size())
-    except RuntimeError:  # a reduce operator
-        return 0
 
 
 def _num_bytes(argument: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hpctrain.plan.memory_terms import CONTEXT_TERM, PROCESS_TERM, ROUNDING_TERM
+from hpctrain.plan.memory_terms import OUTSIDE_OF_TORCH
 from hpctrain.rehearse.result import OWNERS, PHASES, Owner, Rehearsal, Tier
 from hpctrain.text_table import MISSING, aligned
 from hpctrain.units import gib
@@ -34,9 +34,6 @@ OWNER_OF_TERM: dict[str, Owner] = {
 
 _SHOWN_BYTES = 2**16
 """Less is left out of the text: tensors of a few numbers, which the planner does not count."""
-
-OUTSIDE = (CONTEXT_TERM, PROCESS_TERM, ROUNDING_TERM)
-"""Terms of what no storage of torch holds; a rehearsal has no bytes for them."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,9 @@ def compare(found: Rehearsal) -> tuple[TierDifference, ...]:
 def _of_tier(found: Rehearsal, tier: Tier) -> TierDifference:
     peak = found.peak(tier, PHASES)
     rehearsed = {} if peak is None else peak.peak_by_owner
-    planned = [(name, num_bytes) for name, of, num_bytes in found.planned_memory if of == tier and name not in OUTSIDE]
+    planned = [
+        (name, num_bytes) for name, of, num_bytes in found.planned_memory if of == tier and name not in OUTSIDE_OF_TORCH
+    ]
     owners = tuple(_owner_rows(tier, rehearsed, planned))
     return TierDifference(
         tier=tier,

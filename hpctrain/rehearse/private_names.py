@@ -32,7 +32,6 @@ class PrivateName:
 
 
 _SAME_ON_ALL_RANKS = PrivateName("ranks compare lists; of other ranks there is nothing to compare", _NOTHING)
-_PARAMETER = PrivateName("tells a parameter's storages from others", _NOTHING)
 
 NAMES: dict[str, PrivateName] = {
     "torch._subclasses.fake_tensor.FakeTensorMode": PrivateName("tensors without contents", "rehearse --device cuda"),
@@ -51,6 +50,7 @@ NAMES: dict[str, PrivateName] = {
     "torch.ops.aten._local_scalar_dense": PrivateName("values that the engine branches on", "rehearse --device cuda"),
     "torch.ops.aten._fused_rms_norm": PrivateName("a Llama's norms as a GPU does them", _CPU_WAY),
     "torch.ops.aten._scaled_dot_product_flash_attention": PrivateName("attention as a GPU does it", _CPU_WAY),
+    "torch.ops.aten._scaled_dot_product_efficient_attention": PrivateName("the same in fp32", _CPU_WAY),
     "deepspeed.accelerator.cuda_accelerator.CUDA_Accelerator": PrivateName("DeepSpeed's view of a GPU", _CPU_WAY),
     "deepspeed.accelerator.real_accelerator.set_accelerator": PrivateName(
         "puts the simulated GPU in its place", _CPU_WAY

@@ -144,7 +144,7 @@ def _plain_attention(
     repeats = query.size(-3) // key.size(-3)
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
-    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    efficient = private("torch.ops.aten._scaled_dot_product_efficient_attention")
     out: torch.Tensor = efficient(query, key, value, mask, torch.is_grad_enabled(), 0.0, is_causal)[0]
     return out
 

@@ -118,7 +118,7 @@ def test_memory_of_the_angelptm_shapes_by_hand(angelptm: pd.DataFrame) -> None:
         "the row does not state seq_len, 1024 is taken;"
         " the node's host memory is not stated, so neither the fit nor the largest model is answered"
     )
-    assert own["prediction_problem"].endswith("not the part that this run kept on the GPUs")
+    assert own["prediction_problem"].endswith("also the part that this run kept on the GPUs")
 
 
 def test_largest_model_grows_with_the_hosts_memory(angelptm: pd.DataFrame) -> None:
@@ -136,7 +136,7 @@ def test_largest_model_grows_with_the_hosts_memory(angelptm: pd.DataFrame) -> No
     [
         ({"layers": pd.NA}, "does not state layers"),
         ({"zero_stage": 1}, "zero_stage=1: only ZeRO-3 with offload is answered here"),
-        ({"tp": 2}, "the memory rules know no tensor, pipeline or sequence parallelism"),
+        ({"tp": 2}, "tensor, pipeline or sequence parallelism: only data-parallel rows are answered here"),
         ({"gpu": "A9", "gpu_mem_gb": pd.NA}, "gpu=A9: is not in the device table"),
     ],
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hpctrain.plan.memory_terms import SOURCES
-from hpctrain.rehearse.compare import OUTSIDE, OWNER_OF_TERM, compare, render_comparison
+from hpctrain.plan.memory_terms import OUTSIDE_OF_TORCH, SOURCES
+from hpctrain.rehearse.compare import OWNER_OF_TERM, compare, render_comparison
 from hpctrain.rehearse.result import OWNERS, CountedFlops, Phase, Rehearsal, Tier, TierPhase, Timeline
 from hpctrain.units import GIB
 
@@ -60,7 +60,7 @@ FOUND = rehearsal(
 
 
 def test_every_term_of_the_planner_has_one_owner() -> None:
-    assert OWNER_OF_TERM.keys() == SOURCES.keys() - set(OUTSIDE)
+    assert OWNER_OF_TERM.keys() == SOURCES.keys() - set(OUTSIDE_OF_TORCH)
     assert set(OWNER_OF_TERM.values()) <= set(OWNERS)
 
 

@@ -26,7 +26,7 @@ from hpctrain.analysis.figures.style import (
     is_far_above,
     set_title,
 )
-from hpctrain.plan.memory_terms import CONTEXT_TERM, PROCESS_TERM, ROUNDING_TERM
+from hpctrain.plan.memory_terms import OUTSIDE_OF_TORCH
 from hpctrain.rehearse.result import OWNERS, PHASES, Owner, Phase, Rehearsal, Tier, TierPhase
 from hpctrain.units import GIB, MIB, short_count
 
@@ -44,8 +44,6 @@ OWNER_COLOURS: dict[Owner, str] = {
 BAND_COLOURS: dict[Phase, str] = {"forward": "#E4EFF7", "backward": "#FCEFDA", "optimizer": "#E0F2EA"}
 SMALL_SHARE = 0.01
 """A host that holds less than this share of the GPU in the step has no panels."""
-_OUTSIDE_OF_TORCH = (CONTEXT_TERM, PROCESS_TERM, ROUNDING_TERM)
-"""The planner's terms of what no storage of torch's holds; a rehearsal has no bytes for them."""
 _ROW_IN = 2.35
 _LETTER_SHARE = 0.015
 """Share of the panel's width that a letter of a band's name takes."""
@@ -135,7 +133,7 @@ def _title_lines(rehearsal: Rehearsal) -> tuple[str, ...]:
 
 def _limits(rehearsal: Rehearsal, tier: Tier) -> Limits:
     """Capacity and margin are of the tier where the model lives."""
-    terms = [size for name, place, size in rehearsal.planned_memory if place == tier and name not in _OUTSIDE_OF_TORCH]
+    terms = [size for name, place, size in rehearsal.planned_memory if place == tier and name not in OUTSIDE_OF_TORCH]
     return Limits(
         predicted=sum(terms) or None,
         capacity=rehearsal.gpu_capacity_bytes if tier == "gpu" else None,
