@@ -104,7 +104,7 @@ def _parse(words: Sequence[str]) -> _Words:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config-dir", "-cd", action="append", default=[])
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--rank", type=int)
@@ -124,11 +124,14 @@ def _parse(words: Sequence[str]) -> _Words:
     for folder in dirs:
         if not folder.is_dir():
             raise ConfigError(f"--config-dir {folder}: no such folder")
+    if known.out == "":
+        raise ConfigError("--out: is empty; nearest: --out FOLDER, or leave it out for a new folder in rehearsals")
     if known.steps < 2:
         raise ConfigError(
             f"--steps {known.steps}: the first step records the order of the parameters, so two or more; nearest: 2"
         )
-    return _Words(tuple(overrides), dirs, known.quick, known.out, known.json, known.steps, known.rank, known.device)
+    out = None if known.out is None else Path(known.out)
+    return _Words(tuple(overrides), dirs, known.quick, out, known.json, known.steps, known.rank, known.device)
 
 
 def _planned(parsed: _Words) -> tuple[Point, RunPlan]:
@@ -209,9 +212,11 @@ def _request(point: Point, plan: RunPlan, rank: int, parsed: _Words) -> Request:
 
 
 def _rehearsed(requests: Sequence[Request], quick: bool) -> Rehearsal:
+    from hpctrain.launch.preflight import require_packages
     from hpctrain.launch.termination import terminable
     from hpctrain.rehearse.conduct import conduct
 
+    require_packages({"torch": "train", "deepspeed": "train"}, "whose Python rehearses")
     line = _ProgressLine()
     try:
         with terminable():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -161,7 +162,7 @@ def submit_one(point: Point, plan: RunPlan, root: Path, python: str, rehearsal: 
     if rehearsal is not None:
         from hpctrain.rehearse.result import write_rehearsal
 
-        write_rehearsal(run_paths.root, rehearsal)
+        print(f"rehearsed: see {write_rehearsal(run_paths.root, rehearsal)}")
     try:
         submission = submit(run_paths, plan, point.config)
     except (UnclearSubmissionError, PreparedRunError):
@@ -187,13 +188,16 @@ def wait_for_end(run_paths: RunPaths, plan: RunPlan) -> int:
     from hpctrain.record.reader import read_submission
 
     submission = read_submission(run_paths)
-    try:
-        with terminable():
+    with terminable():
+        try:
             attempt = follow(run_paths, plan, submission, Console())
-    except KeyboardInterrupt:
-        is_ours = submission.cluster_kind == "local"
-        print(cancel(run_paths) if is_ours else "the job goes on; see status, or cancel it")
-        raise
+        except KeyboardInterrupt:
+            # Still inside terminable: the end of the run takes a while, and a second signal must not break it off.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            is_ours = submission.cluster_kind == "local"
+            print(cancel(run_paths) if is_ours else "the job goes on; see status, or cancel it")
+            raise
     (status,) = collect_status([run_paths])
     if status.state != "COMPLETED":
         print(f"hpctrain: the run ended as {status.state}: {status.detail}\nlogs: {run_paths.logs}", file=sys.stderr)

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.config.schema import DataConfig, TrainingConfig
@@ -80,12 +80,23 @@ def check_packages(plan: RunPlan) -> None:
     needed = {"torch": "train", "deepspeed": "train"}
     if plan.cluster_kind == "local":
         needed |= {"pandas": "analysis", "matplotlib": "analysis"}
+    require_packages(needed, "whose Python the ranks use")
+
+
+def require_packages(needed: Mapping[str, str], why: str) -> None:
+    """Asks this environment, without importing anything.
+
+    Args:
+        needed: package to the extra of hpctrain that brings it.
+        why: what this environment is for.
+
+    Raises:
+        LaunchError: a package is missing; names the extras to install.
+    """
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         extras = ",".join(dict.fromkeys(needed[name] for name in missing))
-        raise LaunchError(
-            f"{', '.join(missing)}: missing in {sys.prefix}, whose Python the ranks use; pip install 'hpctrain[{extras}]'"
-        )
+        raise LaunchError(f"{', '.join(missing)}: missing in {sys.prefix}, {why}; pip install 'hpctrain[{extras}]'")
 
 
 def check_this_machine(plan: RunPlan, force: bool) -> None:

@@ -8,6 +8,7 @@ from hpctrain.config.schema import Config, ParallelismConfig
 from hpctrain.errors import Problem
 from hpctrain.plan.layout import Layout
 from hpctrain.plan.model_shape import ModelShape
+from hpctrain.plan.rank_parameters import rank_parameters
 from hpctrain.plan.sub_groups import sub_group_problems
 
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel_size")
@@ -45,6 +46,7 @@ def parallelism_problems(config: Config, shape: ModelShape, layout: Layout, seq_
     parallelism = config.parallelism
     return [
         *_stage_problems(parallelism, config.hardware.device == "cuda"),
+        *_quantized_weight_problems(parallelism, shape, layout),
         *_tensor_problems(parallelism, shape, layout, seq_len),
         *_sequence_problems(parallelism, shape, seq_len),
         *_pipeline_problems(parallelism, shape),
@@ -63,21 +65,23 @@ def parallelism_warnings(parallelism: ParallelismConfig, layout: Layout, num_mic
             f"training.gradient_accumulation_steps={num_micro_steps} is below parallelism.pipeline_parallel_size={pipeline}:"
             f" {pipeline - 1} of {num_micro_steps + pipeline - 1} turns of every stage are idle"
         )
+    per_node = layout.gpus_per_node
     for name in ("sequence_parallel_size", "hpz_partition_size"):
         size = getattr(parallelism, name)
-        if size > layout.gpus_per_node:
-            warnings.append(
-                f"parallelism.{name}={size} is above the {layout.gpus_per_node} GPUs of a node:"
-                " its collectives cross the network"
-            )
+        # Neighbouring ranks: tensor-parallel ones stand between those that split a sequence.
+        tensor = layout.tensor_parallel_size if name == "sequence_parallel_size" else 1
+        span = size * tensor
+        if size == 1 or layout.num_nodes == 1 or per_node % span == 0:
+            continue
+        beside = f" x tensor_parallel_size {tensor} = {span}" if tensor > 1 else ""
+        relation = "is above" if span > per_node else "does not divide"
+        warnings.append(
+            f"parallelism.{name}={size}{beside} {relation} the {per_node} GPUs of a node: its collectives cross the network"
+        )
     if parallelism.hpz_partition_size == layout.zero_degree > 1:
         warnings.append(
             f"parallelism.hpz_partition_size={parallelism.hpz_partition_size} is all ranks: the second partition is a copy of the"
             " first and spares no gather"
-        )
-    if parallelism.quantized_gradients and layout.num_nodes == 1:
-        warnings.append(
-            "parallelism.quantized_gradients=true changes nothing on one node: DeepSpeed quantizes what crosses the network"
         )
     return warnings
 
@@ -97,6 +101,11 @@ def _stage_problems(parallelism: ParallelismConfig, has_cuda: bool) -> list[Prob
         for name, is_set in wanted.items()
         if is_set and stage != 3
     ]
+    if stage < 3 and parallelism.allgather_bucket_size % 2:
+        rule = "must be even in ZeRO stages 1 and 2: DeepSpeed aligns each rank's share to 2 elements"
+        problems.append(
+            _problem(parallelism, "allgather_bucket_size", rule, f"nearest: {parallelism.allgather_bucket_size + 1}")
+        )
     if parallelism.offload_ratio < 1 and parallelism.offload_optimizer == "none":
         rule = "is a share of what offload_optimizer moves, and that is none"
         problems.append(_problem(parallelism, "offload_ratio", rule, "add parallelism.offload_optimizer=cpu"))
@@ -107,11 +116,33 @@ def _stage_problems(parallelism: ParallelismConfig, has_cuda: bool) -> list[Prob
             for name in ("quantized_weights", "quantized_gradients")
             if getattr(parallelism, name)
         ]
-    if parallelism.quantized_gradients and parallelism.tensor_parallel_size > 1:
-        size = parallelism.tensor_parallel_size
-        rule = f"sums over all ranks of the job, which with tensor_parallel_size={size} hold different parameters"
+    if parallelism.quantized_gradients and has_cuda and stage == 3:
+        # Source: DeepSpeed 0.19.8, ops/csrc/quantization/pt_binding.cpp ds_swizzle_quant, runtime/comm/coalesced_collectives.py.
+        rule = "reads gradients as fp16 bits, and hpctrain has bf16 and fp32: they would be wrong without a word"
         problems.append(_problem(parallelism, "quantized_gradients", rule, "leave it out"))
     return problems
+
+
+def _quantized_weight_problems(parallelism: ParallelismConfig, shape: ModelShape, layout: Layout) -> list[Problem]:
+    """DeepSpeed quantizes what it gathers together, in groups of eight elements of a rank's share.
+
+    Source: DeepSpeed 0.19.8, runtime/zero/partition_parameters.py CUDAQuantizer.quantize.
+    """
+    if not parallelism.quantized_weights:
+        return []
+    ranks, own = layout.zero_degree, rank_parameters(shape, layout)
+    units = {
+        "a block": (*own.block_matrices, *own.block_vectors),
+        "the token table": (own.token_table,),
+        "the position table": (own.position_table,),
+        "the output matrix": (own.head,),
+    }
+    shares = {name: sum(math.ceil(size / ranks) for size in sizes) for name, sizes in units.items()}
+    bad = [f"{name} {share:,} ({share:,} mod 8 = {share % 8})" for name, share in shares.items() if share % 8]
+    if not bad:
+        return []
+    rule = f"needs shares in groups of 8 elements, of what is gathered together; over {ranks:,} ranks: {', '.join(bad)}"
+    return [_problem(parallelism, "quantized_weights", rule, "another number of nodes, or leave it out")]
 
 
 def _tensor_problems(parallelism: ParallelismConfig, shape: ModelShape, layout: Layout, seq_len: int) -> list[Problem]:

@@ -19,7 +19,7 @@ def render_sweep(table: SweepTable) -> str:
     """
     keys = list(table.rows[0].swept)
     with_cost = any(row.cost for row in table.rows)
-    header = [*_short_names(keys), "nodes", "GPUs", "batch = micro x GPUs x accum.", "step s", "between"]
+    header = [*_short_names(keys), "nodes", "GPUs", "batch = micro x data parallel x accum.", "step s", "between"]
     header += ["tokens/s", "TFLOP/s/GPU", "MFU", "scaling", "efficiency"]
     if with_cost:
         header += ["time", _hours_header(table.rows), "money"]
@@ -44,7 +44,8 @@ def _short_names(keys: Sequence[str]) -> list[str]:
 
 
 def _speed_cells(row: SweepRow) -> list[str]:
-    batch = f"{row.global_batch_size:,} = {row.micro_batch_size} x {row.gpus:,} x {row.gradient_accumulation_steps}"
+    parts = f"{row.micro_batch_size} x {row.data_parallel_degree:,} x {row.gradient_accumulation_steps}"
+    batch = f"{row.global_batch_size:,} = {parts}"
     cells = [f"{row.nodes:,}", f"{row.gpus:,}", batch]
     if row.step_time_s is None:
         cells += [_NOT_SAID] * 4

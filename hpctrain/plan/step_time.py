@@ -58,7 +58,8 @@ def predict_step(work: RankWork, flops: StepFlops) -> tuple[StepPrediction | Non
         pipeline_degree=layout.pipeline_parallel_size,
         sequence_degree=layout.sequence_parallel_size,
         zero_stage=parallelism.zero_stage,
-        second_partition_ranks=parallelism.hpz_partition_size,
+        # More than there are is a problem of the plan, which is told with its prediction.
+        second_partition_ranks=min(parallelism.hpz_partition_size, layout.zero_degree),
         recomputation=work.checkpointing,
         offload_optimizer=parallelism.offload_optimizer == "cpu",
         offload_ratio=parallelism.offload_ratio,

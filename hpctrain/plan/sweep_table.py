@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpctrain.config.schema import Config, RunConfig
+from hpctrain.errors import Problem
 from hpctrain.plan.cost import RunCost, run_cost
 from hpctrain.plan.cost_options import CostOptions
 from hpctrain.plan.flop_conventions import FlopConvention, convention_flops
@@ -38,6 +39,7 @@ class SweepRow:
     nodes: int
     gpus: int
     micro_batch_size: int
+    data_parallel_degree: int
     gradient_accumulation_steps: int
     global_batch_size: int
     seq_len: int
@@ -150,6 +152,7 @@ def _row(
         nodes=plan.layout.num_nodes,
         gpus=plan.layout.world_size,
         micro_batch_size=batch.micro_batch_size,
+        data_parallel_degree=plan.layout.data_parallel_degree,
         gradient_accumulation_steps=batch.gradient_accumulation_steps,
         global_batch_size=batch.global_batch_size,
         seq_len=batch.seq_len,
@@ -162,7 +165,7 @@ def _row(
         convention=convention,
         mfu=speed.mfu if speed else None,
         fits=not any(problem.kind == "memory" for problem in problems),
-        memory=memory_in_words(plan.memory),
+        memory="refused" if _is_refused(problems) else memory_in_words(plan.memory),
         scaling=scaling_kind(point.config),
         efficiency=efficiency,
         base_nodes=base,
@@ -170,6 +173,11 @@ def _row(
         cost_gap=cost_gap,
         problems=tuple(map(str, problems)),
     )
+
+
+def _is_refused(problems: Sequence[Problem]) -> bool:
+    """Whether more than memory or the site is short: then the rest of the plan is of a shape that nobody asked for."""
+    return any(problem.kind not in ("memory", "site") for problem in problems)
 
 
 def _efficiency(point: PlannedPoint, group: Sequence[PlannedPoint]) -> tuple[float | None, int | None]:

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.metadata
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from hpctrain.rehearse.request import EXIT_REFUSED, OUT_OF_MEMORY, PROGRESS_MARK
 from hpctrain.rehearse.result import PHASES, Rehearsal, Way, read_rehearsal
 
 _NUM_LARGEST, _NUM_LARGEST_QUICK = 30, 300
+_ROOM_BYTES = 4 * 2**20
+"""Request, answer and last words of a process are smaller."""
 _LAST_WORDS = 25
 """Lines of a process that ended badly."""
 _FEWEST_AT_A_TIME = 3
@@ -141,6 +144,11 @@ class _Child:
             if refused.kind == OUT_OF_MEMORY:
                 raise ConfigError([shortage_problem(self.request, refused)])
             raise ConfigError([refused_problem(self.request.plan, refused)] if refused.place else refused.sentence)
+        folder = self._errors_file.parent
+        if shutil.disk_usage(folder).free < _ROOM_BYTES:
+            raise RehearsalError(
+                f"{folder}: its disk is full; nearest: TMPDIR=FOLDER with {_ROOM_BYTES // 2**20} MiB of room"
+            )
         lines = self._errors_file.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_WORDS:]
         raise RehearsalError(
             f"the rehearsal of rank {self.request.rank} {_end(code)} ({self.progress})" + _quoted(lines)

@@ -36,33 +36,6 @@ class QuantizerWithoutKernels:
         """int8 (..., n) to fp32 (..., n x 8 / num_bits)."""
         return torch.empty(_wider(quantized, num_bits), dtype=torch.float32, device=DEVICE)
 
-    def swizzle_quant(
-        self,
-        values: torch.Tensor,
-        groups: int,
-        num_bits: int,
-        kind: str,
-        pipeline_size: int,
-        num_nodes: int,
-        gpus_per_node: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """All of ``values`` in a row, in the order of who gets what, and the scales."""
-        return _integers(values.numel() * num_bits // 8), _scales(groups, kind)
-
-    def quantized_reduction(
-        self,
-        values: torch.Tensor,
-        scales: torch.Tensor,
-        in_groups: int,
-        out_groups: int,
-        num_bits: int,
-        kind: str,
-        gpus_per_node: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """int8 (..., n) of all GPUs of a node to the sum (..., n / gpus_per_node), and its scales."""
-        *others, last = values.shape
-        return _integers(*others, last // gpus_per_node), _scales(out_groups, kind)
-
 
 def _integers(*size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.int8, device=DEVICE)

@@ -236,7 +236,7 @@ def test_the_text_is_aligned_and_says_how_to_read_it() -> None:
     assert (
         header.split()
         == (
-            "nodes GPUs batch = micro x GPUs x accum. step s between tokens/s TFLOP/s/GPU MFU scaling efficiency time"
+            "nodes GPUs batch = micro x data parallel x accum. step s between tokens/s TFLOP/s/GPU MFU scaling efficiency time"
             " GPU-hours money memory"
         ).split()
     )
