@@ -16,7 +16,8 @@ test: $(VENV)/.dev-ready ## set up everything, a sandbox Slurm, a browser and a 
 	sh slurm/sandbox/install.sh
 	PYTHON=$(BIN)/python sh tests/install_packages.sh
 	$(FAST_TESTS)
-	$(BIN)/python -m pytest -m "slurm or train or notebook or browser"
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m "(train or notebook or browser) and not slurm"
+	$(BIN)/python -m pytest -m slurm
 
 style: $(VENV)/.dev-ready ## style and types
 	$(BIN)/ruff check .

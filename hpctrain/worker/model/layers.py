@@ -75,14 +75,13 @@ def normal_parameter(rows: int, columns: int, std: float, seed: ParameterSeed, s
     """A matrix ``(rows, columns)`` drawn from normal(0, std), or this rank's piece of it.
 
     The whole matrix is drawn on every rank, so that its values do not depend on how it is split. Drawn in fp32 and then copied:
-    under zero.Init ``torch.empty`` gives the training type, and a bf16 generator draws other numbers. A simulated device has no
-    generator and draws nothing, into as much memory.
+    under zero.Init ``torch.empty`` gives the training type, and a bf16 generator draws other numbers. Tensors without values
+    (meta, simulated devices) stay as they are.
     """
     size = (rows, columns)
     weight = torch.empty(split.own_size(size) if split else size)
-    if weight.device.type != "meta":
-        has_values = weight.device.type in ("cpu", "cuda")
-        generator = torch.Generator(weight.device).manual_seed(seed.number) if has_values else None
+    if weight.device.type in ("cpu", "cuda"):
+        generator = torch.Generator(weight.device).manual_seed(seed.number)
         draw = torch.normal(0.0, std, size, generator=generator, device=weight.device, dtype=torch.float32)
         weight.copy_(split.own_piece(draw) if split else draw)
     parameter = nn.Parameter(weight)
