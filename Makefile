@@ -7,17 +7,20 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 FAST_TESTS = $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 -m "not slurm and not train and not notebook and not browser"
 
-.PHONY: run test style check bench format clean
+.PHONY: run test test-long style check bench format clean
 
 run: $(VENV)/.run-ready ## train the tiny model on real text on this machine, and show the result
 	$(BIN)/python -m hpctrain model=tiny cluster=local
 
-test: $(VENV)/.dev-ready ## set up everything, a sandbox Slurm, a browser and a compiler too, and pass all tests
+test: $(VENV)/.dev-ready ## set up everything, a sandbox Slurm, a browser and a compiler too, and pass the tests
 	sh slurm/sandbox/install.sh
 	PYTHON=$(BIN)/python sh tests/install_packages.sh
 	$(FAST_TESTS)
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m "(train or notebook or browser) and not slurm"
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m "(train or notebook or browser) and not slurm and not long"
 	$(BIN)/python -m pytest -m slurm
+
+test-long: $(VENV)/.dev-ready ## further combinations of ranks, five minutes
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m long
 
 style: $(VENV)/.dev-ready ## style and types
 	$(BIN)/ruff check .
