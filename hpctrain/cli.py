@@ -13,6 +13,7 @@ from typing import Any
 
 import hpctrain
 from hpctrain.errors import (
+    EXIT_FAILED,
     EXIT_OK,
     ConfigError,
     HpctrainError,
@@ -23,7 +24,6 @@ from hpctrain.secret_text import redact_text, secrets_in
 from hpctrain.text_table import printable
 
 _VERB = re.compile(r"[A-Za-z_][\w-]*")
-_EXIT_FAILED = 1
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
             raise
         _silence_stdout()
         print(f"hpctrain: {error.filename or 'the output'} cannot be written: {error.strerror}", file=sys.stderr)
-        code = _EXIT_FAILED
+        code = EXIT_FAILED
     gc.freeze()  # at its end Python would look for garbage again, a fifth of the time of plan
     sys.exit(code)
 

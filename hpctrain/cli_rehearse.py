@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import secrets
 import sys
 import time
 from collections.abc import Sequence
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from hpctrain.rehearse.result import DeviceWay, Rehearsal
 
 DEFAULT_PARENT = Path("rehearsals")
-_LONGEST_SLUG = 60
 _SECONDS_BETWEEN_LINES = 20.0
 """Where standard error is no terminal."""
 
@@ -53,9 +51,11 @@ def rehearse(words: Sequence[str]) -> int:
     """
     if (code := answer_flag(words)) is not None:
         return code
+    from hpctrain.launch.run_folder import dated_name
+
     parsed = _parse(words)
     point, plan = _planned(parsed)
-    folder = parsed.out or DEFAULT_PARENT / _folder_name(plan)
+    folder = parsed.out or DEFAULT_PARENT / dated_name(plan.name)
     _check_writable(folder)
     requests = _requests(point, plan, parsed)
     if not parsed.as_json:
@@ -244,14 +244,6 @@ class _ProgressLine:
     def clear(self) -> None:
         if self._is_terminal and self._width:
             print(f"\r{'':<{self._width}}\r", end="", file=sys.stderr, flush=True)
-
-
-def _folder_name(plan: RunPlan) -> str:
-    """As run folders are named: a slug, the second, four random digits."""
-    from hpctrain.plan.slurm_request import slurm_safe_name
-
-    slug = slurm_safe_name(plan.name)[:_LONGEST_SLUG]
-    return f"{slug}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def _check_writable(folder: Path) -> None:

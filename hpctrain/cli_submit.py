@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hpctrain.cli_answers import answer_flag
 from hpctrain.cli_compose import ComposeWords, asks_rehearsal, parse_compose_words, planned_points, print_config
-from hpctrain.errors import EXIT_OK, ConfigError, LaunchError, PreparedRunError, UnclearSubmissionError
+from hpctrain.errors import EXIT_FAILED, EXIT_OK, ConfigError, LaunchError, PreparedRunError, UnclearSubmissionError
 from hpctrain.launch.termination import terminable
 from hpctrain.text_table import printable
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hpctrain.plan.site_limits import Site
     from hpctrain.record.paths import RunPaths
     from hpctrain.rehearse.result import Rehearsal
-
-_EXIT_FAILED = 1
 
 
 def submit_words(words: Sequence[str]) -> int:
@@ -201,7 +199,7 @@ def wait_for_end(run_paths: RunPaths, plan: RunPlan) -> int:
     (status,) = collect_status([run_paths])
     if status.state != "COMPLETED":
         print(f"hpctrain: the run ended as {status.state}: {status.detail}\nlogs: {run_paths.logs}", file=sys.stderr)
-        return (attempt.exit_code if attempt else None) or _EXIT_FAILED
+        return (attempt.exit_code if attempt else None) or EXIT_FAILED
     if plan.payload == "launch_check":
         from hpctrain.record.files import read_record
         from hpctrain.record.launch_check import LaunchCheck, summary_text

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hpctrain.secret_text import redact_text, redact_value
 
 EXIT_OK = 0
+EXIT_FAILED = 1
 EXIT_CONFIG = 2
 EXIT_DOES_NOT_FIT = 3
 EXIT_LAUNCH = 4

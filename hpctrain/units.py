@@ -139,3 +139,12 @@ def short_count(count: float) -> str:
         if count >= size:
             return f"{count / size:.4g} {letter}"
     return f"{count:g}"
+
+
+def next_power_of_two(number: int) -> int:
+    """The least power of two that is not below ``number``.
+
+    >>> [next_power_of_two(number) for number in (1, 512, 513)]
+    [1, 512, 1024]
+    """
+    return 1 << max(0, (number - 1).bit_length())

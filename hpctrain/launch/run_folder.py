@@ -27,10 +27,9 @@ _LONGEST_SLUG = 60
 def create_run_folder(parent: Path, point: Point, plan: RunPlan, python: str) -> RunPaths:
     """A new folder below ``parent`` with configuration, plan and code version in it.
 
-    The name is a slug with the second and four random hex digits: starts in the same second do not meet.
+    See ``dated_name``.
     """
-    slug = slurm_safe_name(plan.name)[:_LONGEST_SLUG]
-    run = _new_folder(parent, slug)
+    run = _new_folder(parent, plan.name)
     try:
         _fill_run_folder(run, point, plan, python)
     except OSError as error:
@@ -42,10 +41,16 @@ def create_run_folder(parent: Path, point: Point, plan: RunPlan, python: str) ->
     return run
 
 
-def _new_folder(parent: Path, slug: str) -> RunPaths:
+def dated_name(plan_name: str) -> str:
+    """A slug with the second and four random hex digits: starts in the same second do not meet."""
+    slug = slurm_safe_name(plan_name)[:_LONGEST_SLUG]
+    return f"{slug}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def _new_folder(parent: Path, plan_name: str) -> RunPaths:
     """A folder that was not there before; a name that is taken, by chance or by a start in the same second, is left alone."""
     while True:
-        run = RunPaths(parent / f"{slug}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
+        run = RunPaths(parent / dated_name(plan_name))
         try:
             run.root.mkdir()
         except FileExistsError:

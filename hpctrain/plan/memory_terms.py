@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hpctrain.units import next_power_of_two
+
 MemoryPhase = Literal["model", "engine", "forward", "backward", "optimizer"]
 """``model``: construction; ``engine``: deepspeed.initialize; then the three parts of a step, from the second step on."""
 MEMORY_PHASES: tuple[MemoryPhase, ...] = ("model", "engine", "forward", "backward", "optimizer")
@@ -89,7 +91,7 @@ class Pinned:
         >>> Pinned((5, 8)).rounded_bytes
         16
         """
-        return sum(1 << (piece - 1).bit_length() for piece in self.pieces if piece)
+        return sum(next_power_of_two(piece) for piece in self.pieces if piece)
 
 
 @dataclass(frozen=True)

@@ -109,50 +109,42 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
     layout, layout_problems = resolve_layout(config)
     stated = config.parallelism
     config = dataclasses.replace(config, parallelism=with_sub_group_size(stated, shape, layout))
-    seq_len = config.training.seq_len or shape.max_seq_len
-    precision = config.training.precision or config.hardware.default_precision
+    training, hardware, parallelism = config.training, config.hardware, config.parallelism
+    seq_len = training.seq_len or shape.max_seq_len
+    precision = training.precision or hardware.default_precision
     choice = _choose_memory_settings(config, shape, layout, precision)
-    batch, batch_problems = resolve_batch(
-        config.training, choice.micro_batch_size, layout.data_parallel_degree, seq_len
-    )
+    batch, batch_problems = resolve_batch(training, choice.micro_batch_size, layout.data_parallel_degree, seq_len)
     work = _rank_work(config, shape, layout, batch, precision, choice.checkpointing)
     memory = estimate_memory(work)
-    flops = step_flops(shape, seq_len, batch.global_batch_size, choice.checkpointing, config.parallelism.zero_stage)
+    flops = step_flops(shape, seq_len, batch.global_batch_size, choice.checkpointing, parallelism.zero_stage)
     prediction, prediction_gap = predict_step(work, flops)
     ds_config = build_ds_config(
-        shape.num_parameters, batch, config.parallelism, config.training, precision, config.hardware.device == "cuda"
+        shape.num_parameters, batch, parallelism, training, precision, hardware.device == "cuda"
     )
-    name = redact_text(config.run.name or f"{shape.name}-{config.nodes}n-{config.parallelism.name}")
+    name = redact_text(config.run.name or f"{shape.name}-{config.nodes}n-{parallelism.name}")
     slurm, slurm_problems = build_slurm_request(name, config, layout)
-    joint_problems = (
-        *layout_problems,
-        *parallelism_problems(config, shape, layout, seq_len),
-        *_value_problems(config, shape, seq_len),
-        *_launch_problems(config, slurm),
-    )
-    problems = (*shape_problems, *batch_problems, *joint_problems, *slurm_problems)
+    joint_problems = (*layout_problems, *_joint_problems(config, shape, layout, seq_len, slurm))
+    notes = (*_notes(config, choice, prediction), *sub_group_notes(stated, parallelism, shape, layout))
+    # Of a layout that the ranks cannot have, the memory says nothing.
+    memory_problems = () if layout_problems else _memory_problems(config, memory)
     return RunPlan(
         schema_version=PLAN_SCHEMA_VERSION,
         name=name,
-        assumptions=(
-            *assumptions,
-            *_notes(config, choice, prediction),
-            *sub_group_notes(stated, config.parallelism, shape, layout),
-        ),
+        assumptions=(*assumptions, *notes),
         warnings=_warnings(config, layout, batch),
         model=shape,
         num_parameters=shape.num_parameters,
         layout=layout,
         batch=batch,
-        num_steps=config.training.num_steps,
+        num_steps=training.num_steps,
         precision=precision,
         activation_checkpointing=choice.checkpointing,
-        offload_activations=config.training.offload_activations,
-        parallelism_name=config.parallelism.name,
-        zero_stage=config.parallelism.zero_stage,
-        hardware_name=config.hardware.name,
-        device=config.hardware.device,
-        peak_tflops_per_gpu=config.hardware.peak_tflops.get(precision),
+        offload_activations=training.offload_activations,
+        parallelism_name=parallelism.name,
+        zero_stage=parallelism.zero_stage,
+        hardware_name=hardware.name,
+        device=hardware.device,
+        peak_tflops_per_gpu=hardware.peak_tflops.get(precision),
         flops_per_step=flops,
         memory=memory,
         ds_config=ds_config,
@@ -160,13 +152,12 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         cluster_name=config.cluster.name,
         cluster_kind=config.cluster.kind,
         slurm=slurm,
-        # Of a layout that the ranks cannot have, the memory says nothing.
-        problems=problems if layout_problems else (*problems, *_memory_problems(config, memory)),
+        problems=(*shape_problems, *batch_problems, *joint_problems, *slurm_problems, *memory_problems),
         prediction=prediction,
         prediction_gap=prediction_gap,
-        achievable_tflops_per_gpu=config.hardware.achievable_tflops.get(precision),
-        payload=config.training.payload,
-        start_timeout_min=config.training.start_timeout_min,
+        achievable_tflops_per_gpu=hardware.achievable_tflops.get(precision),
+        payload=training.payload,
+        start_timeout_min=training.start_timeout_min,
         azureml=build_azureml_request(config, layout, slurm.environment) if config.cluster.kind == "azureml" else None,
     )
 
@@ -202,6 +193,17 @@ def _notes(config: Config, choice: _MemorySettings, prediction: StepPrediction |
     """What the plan chose; a launch check builds no model, so nothing is chosen for one."""
     of_memory = choice.assumptions if config.training.payload == "train" else ()
     return (*of_memory, *chain_notes(config, prediction.step_time_s if prediction else None))
+
+
+def _joint_problems(
+    config: Config, shape: ModelShape, layout: Layout, seq_len: int, slurm: SlurmRequest
+) -> tuple[Problem, ...]:
+    """Rules that join several values."""
+    return (
+        *parallelism_problems(config, shape, layout, seq_len),
+        *_value_problems(config, shape, seq_len),
+        *_launch_problems(config, slurm),
+    )
 
 
 def _memory_problems(config: Config, memory: MemoryEstimate) -> tuple[Problem, ...]:

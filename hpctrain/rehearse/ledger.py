@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hpctrain.rehearse.result import OWNERS, TIERS, LiveTensors, Owner, Phase, Tier, TierPhase
 from hpctrain.rehearse.timeline import Track
+from hpctrain.units import next_power_of_two
 
 GPU, HOST, PINNED, PINNED_ROUNDED = range(4)
 _INDEX = {owner: index for index, owner in enumerate(OWNERS)}
@@ -220,15 +221,6 @@ def counted_bytes(num_bytes: int, on_gpu: bool) -> int:
     (512, 512, 1)
     """
     return -(-num_bytes // _GPU_BLOCK_BYTES) * _GPU_BLOCK_BYTES if on_gpu else num_bytes
-
-
-def next_power_of_two(number: int) -> int:
-    """The least power of two that is not below ``number``.
-
-    >>> [next_power_of_two(number) for number in (1, 512, 513)]
-    [1, 512, 1024]
-    """
-    return 1 << max(0, (number - 1).bit_length())
 
 
 def _shares(entry: Entry) -> tuple[tuple[int, int], ...]:

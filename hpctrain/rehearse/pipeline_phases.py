@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hpctrain.rehearse.private_names import private
+from hpctrain.rehearse.private_names import MissingNameError, private
 from hpctrain.rehearse.result import Phase
 from hpctrain.worker import pipeline
 
@@ -31,6 +31,11 @@ def train_batch(
 ) -> None:
     """One optimizer step of this stage; ``begin`` is told of each phase as it begins."""
     instructions = private("deepspeed.runtime.pipe.engine.PipelineEngine._INSTRUCTION_MAP")
+    unknown = sorted({each.__name__ for each in instructions} - set(_PHASE_OF))
+    if unknown:
+        raise MissingNameError(
+            f"DeepSpeed's pipeline has instructions of which no phase is known: {', '.join(unknown)}; plan works all the same"
+        )
     engine._INSTRUCTION_MAP = {
         instruction: _told(function, _PHASE_OF[instruction.__name__], begin)
         for instruction, function in instructions.items()

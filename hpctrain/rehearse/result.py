@@ -6,11 +6,11 @@ CUDA context, workspaces of the matrix libraries, NCCL's buffers and fragmentati
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
+from hpctrain.plan.memory_terms import MEMORY_PHASES, MemoryPhase
 from hpctrain.record.files import read_record, write_record
 
 RESULT_FILE = "rehearsal.json"
@@ -20,9 +20,9 @@ Tier = Literal["gpu", "host", "pinned", "pinned_rounded"]
 piece rounded up to a power of two. On CPU ranks everything is ``host``."""
 TIERS: tuple[Tier, ...] = ("gpu", "host", "pinned", "pinned_rounded")
 
-Phase = Literal["model", "engine", "forward", "backward", "optimizer"]
+Phase = MemoryPhase
 """``model``: construction under zero.Init; ``engine``: deepspeed.initialize; then the three parts of a step."""
-PHASES: tuple[Phase, ...] = ("model", "engine", "forward", "backward", "optimizer")
+PHASES: tuple[Phase, ...] = MEMORY_PHASES
 STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
 Owner = Literal[
@@ -43,17 +43,7 @@ Owner = Literal[
 ``optimizer``: fp32 copy, moments. ``buffers``: communication buckets. ``temporary``: copies made and freed inside
 initialisation or the optimizer step. ``other``: nobody knows.
 """
-OWNERS: tuple[Owner, ...] = (
-    "parameters",
-    "persistent_parameters",
-    "gathered_parameters",
-    "gradients",
-    "optimizer",
-    "activations",
-    "buffers",
-    "temporary",
-    "other",
-)
+OWNERS: tuple[Owner, ...] = get_args(Owner)
 
 Way = Literal["whole", "quick"]
 DeviceWay = Literal["simulated_gpu", "cpu", "real_gpu", "real_cpu"]
@@ -283,15 +273,6 @@ class Rehearsal:
     def step_collectives(self) -> tuple[Collective, ...]:
         """Those of the reported step."""
         return tuple(row for row in self.collectives if row.step == self.reported_step)
-
-
-def sum_by_kind(collectives: tuple[Collective, ...]) -> Mapping[tuple[str, int], tuple[int, int]]:
-    """Count and bytes by kind and group size."""
-    found: dict[tuple[str, int], tuple[int, int]] = {}
-    for row in collectives:
-        count, num_bytes = found.get((row.kind, row.group_size), (0, 0))
-        found[row.kind, row.group_size] = (count + row.count, num_bytes + row.num_bytes)
-    return found
 
 
 def write_rehearsal(folder: Path, rehearsal: Rehearsal) -> Path:

@@ -81,10 +81,8 @@ def train(
             told = f"; {outcome.text}"
             is_stopping |= outcome.stop_requested and step < plan.num_steps
         if is_stopping:
-            signal_name = stop.name or "a signal to another rank"
-            raise StoppedBySignalError(
-                f"stopped after step {step} of {plan.num_steps} by {signal_name}{told}", stop.name
-            )
+            by = stop.name or "a signal to another rank"
+            raise StoppedBySignalError(f"stopped after step {step} of {plan.num_steps} by {by}{told}", stop.name)
 
 
 def _forward_and_backward(engine: Any, micro_batches: MicroBatches) -> torch.Tensor:

@@ -9,7 +9,7 @@ import pytest
 from hpctrain.errors import RecordError
 from hpctrain.rehearse.extrapolate import linearity
 from hpctrain.rehearse.render import render_rehearsal
-from hpctrain.rehearse.result import PHASES, read_rehearsal, sum_by_kind, write_rehearsal
+from hpctrain.rehearse.result import PHASES, read_rehearsal, write_rehearsal
 from tests.rehearse.make_rehearsal import make_rehearsal
 
 
@@ -52,10 +52,6 @@ def test_rows_leave_the_first_step_out_unless_asked() -> None:
         (2, "optimizer"),
     ]
     assert [row.phase for row in found.rows("gpu", step=1)] == ["forward"]
-
-
-def test_sums_by_kind() -> None:
-    assert sum_by_kind(make_rehearsal().collectives) == {("all_gather", 16): (7, 256), ("all_reduce", 16): (2, 8)}
 
 
 def test_one_of_five_products_of_fused_attention_is_done_again() -> None:
