@@ -107,9 +107,10 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
     """
     shape, shape_problems = resolve_model_shape(config.model)
     layout, layout_problems = resolve_layout(config)
-    stated = config.parallelism
-    config = dataclasses.replace(config, parallelism=with_sub_group_size(stated, shape, layout))
-    training, hardware, parallelism = config.training, config.hardware, config.parallelism
+    parallelism = with_sub_group_size(config.parallelism, shape, layout)
+    sub_groups = sub_group_notes(config.parallelism, parallelism, shape, layout)
+    config = dataclasses.replace(config, parallelism=parallelism)
+    training, hardware, use_cuda = config.training, config.hardware, config.hardware.device == "cuda"
     seq_len = training.seq_len or shape.max_seq_len
     precision = training.precision or hardware.default_precision
     choice = _choose_memory_settings(config, shape, layout, precision)
@@ -118,19 +119,16 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
     memory = estimate_memory(work)
     flops = step_flops(shape, seq_len, batch.global_batch_size, choice.checkpointing, parallelism.zero_stage)
     prediction, prediction_gap = predict_step(work, flops)
-    ds_config = build_ds_config(
-        shape.num_parameters, batch, parallelism, training, precision, hardware.device == "cuda"
-    )
+    ds_config = build_ds_config(shape.num_parameters, batch, parallelism, training, precision, use_cuda)
     name = redact_text(config.run.name or f"{shape.name}-{config.nodes}n-{parallelism.name}")
     slurm, slurm_problems = build_slurm_request(name, config, layout)
     joint_problems = (*layout_problems, *_joint_problems(config, shape, layout, seq_len, slurm))
-    notes = (*_notes(config, choice, prediction), *sub_group_notes(stated, parallelism, shape, layout))
     # Of a layout that the ranks cannot have, the memory says nothing.
     memory_problems = () if layout_problems else _memory_problems(config, memory)
     return RunPlan(
         schema_version=PLAN_SCHEMA_VERSION,
         name=name,
-        assumptions=(*assumptions, *notes),
+        assumptions=(*assumptions, *_notes(config, choice, prediction), *sub_groups),
         warnings=_warnings(config, layout, batch),
         model=shape,
         num_parameters=shape.num_parameters,
