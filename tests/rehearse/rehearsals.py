@@ -1,17 +1,23 @@
-"""Plans to rehearse, and real rehearsals of them in processes of their own, as the command line starts them."""
+"""Plans to rehearse, and real rehearsals of them in processes of their own, forked from one that has imported torch."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any
+from unittest.mock import patch
 
 from hpctrain.config.build import build_config
 from hpctrain.plan.run_plan import RunPlan, build_run_plan
-from hpctrain.rehearse.conduct import conduct
+from hpctrain.rehearse import conduct as conducting
 from hpctrain.rehearse.request import Request
 from hpctrain.rehearse.result import Rehearsal, Way
+from tests.fork_server import TORCH, ForkedProcess, fork_server
 
 WORLD_SIZE = 16
 GPT: dict[str, Any] = {
@@ -98,7 +104,31 @@ def make_request(plan: RunPlan, steps: int = 2, rank: int = 0) -> Request:
 
 def rehearse(plan: RunPlan, way: Way = "whole", steps: int = 2, rank: int = 0) -> Rehearsal:
     """The real thing; takes seconds."""
-    return conduct([make_request(plan, steps, rank)], way, lambda line: None)
+    return conduct([make_request(plan, steps, rank)], way)
+
+
+def conduct(requests: Sequence[Request], way: Way = "whole") -> Rehearsal:
+    """``hpctrain.rehearse.conduct`` with forked processes in the place of those that it starts."""
+    with forked_children():
+        return conducting.conduct(requests, way, lambda line: None)
+
+
+@contextmanager
+def forked_children() -> Iterator[None]:
+    """Meanwhile the processes that ``conduct`` starts are forked."""
+    stand_in = SimpleNamespace(Popen=_fork, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
+    with patch.object(conducting, "subprocess", stand_in):
+        yield
+
+
+def _fork(command: Sequence[str], stdin: int, stdout: int, stderr: IO[bytes], text: bool) -> ForkedProcess:
+    module, request, _ = command[command.index("-m") + 1 :]
+    assert (stdin, text) == (subprocess.DEVNULL, True)
+    at_start = {name: os.environ[name] for name in ("MALLOC_PERTURB_",) if name in os.environ}
+    server = fork_server(TORCH, **at_start)
+    # The process ends with its parent, which is the server, as that does with this one.
+    arguments = [request, str(server.pid)]
+    return server.start(f"from {module} import main; main()", arguments, os.environ, stdout, stderr)
 
 
 @cache

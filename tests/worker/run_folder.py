@@ -24,6 +24,7 @@ from hpctrain.record.frozen_config import config_text
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import StepsFile
 from hpctrain.record.schema import AttemptRecord, NodeSample, StepRecord
+from tests.fork_server import ENGINE, Process, fork_server
 
 SOURCE = Path(__file__).parents[2]
 RANK_COMMAND = "import sys; from hpctrain.worker.job import run; run(sys.argv[1])"
@@ -150,7 +151,7 @@ class Ranks:
     """Running ranks of one job; leaving the ``with`` block ends those that are left."""
 
     run: RunPaths
-    processes: list[subprocess.Popen[bytes]]
+    processes: list[Process]
     scratch: str
     """Their TMPDIR."""
 
@@ -191,6 +192,7 @@ def start_ranks(
     num_ranks: int = 2,
     changes: Mapping[int, Mapping[str, str | None]] | None = None,
     command: str = RANK_COMMAND,
+    forked: bool = True,
 ) -> Ranks:
     """Starts the ranks of a job.
 
@@ -199,9 +201,11 @@ def start_ranks(
         num_ranks: how many.
         changes: by rank, variables that differ from what submitit sets; None removes one.
         command: Python text of a rank.
+        forked: from a process that has imported torch, DeepSpeed and the worker; else each imports them itself, as it is
+            where jobs run, for tests about the start, the process and its end.
     """
     scratch = tempfile.mkdtemp(prefix="hpctrain-test-")
-    processes = []
+    processes: list[Process] = []
     for rank in range(num_ranks):
         variables: dict[str, str | None] = {
             **os.environ,
@@ -213,14 +217,12 @@ def start_ranks(
         environment = {name: value for name, value in variables.items() if value is not None}
         # A file, not a pipe: a full pipe of one rank would block them all.
         with (run.logs / f"rank-{rank}.log").open("wb") as log:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", command, str(run.root)],
-                    env=environment,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            )
+            if forked:
+                server = fork_server(ENGINE)
+                processes.append(server.start(command, [str(run.root)], environment, log))
+            else:
+                words = [sys.executable, "-c", command, str(run.root)]
+                processes.append(subprocess.Popen(words, env=environment, stdout=log, stderr=subprocess.STDOUT))
     return Ranks(run, processes, scratch)
 
 
