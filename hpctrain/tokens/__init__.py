@@ -1,0 +1,1 @@
+"""Token files: Megatron's ``.bin`` and ``.idx`` with a manifest, and how text becomes them."""
