@@ -1,4 +1,4 @@
-"""Corpora and their errors; the global batch is the same however it is split."""
+"""Corpora that are made when a run starts, and their errors."""
 
 from __future__ import annotations
 
@@ -11,23 +11,20 @@ import numpy as np
 import pytest
 
 from hpctrain.config.schema import DataConfig
-from hpctrain.plan.layout import Batch
-from hpctrain.worker.data.batches import TokenBatches
 from hpctrain.worker.data.corpus import Corpus, load_corpus
+from hpctrain.worker.data.sequences import Tokens
 from hpctrain.worker.data.tokenizer import END_OF_DOCUMENT, VOCAB_SIZE, encode_document
 from hpctrain.worker.end_reasons import DataError
-
-GLOBAL_BATCH, SEQ_LEN = 24, 6
-SPLITS = [
-    (world_size, micro, GLOBAL_BATCH // (world_size * micro))
-    for world_size in range(1, GLOBAL_BATCH + 1)
-    for micro in range(1, GLOBAL_BATCH + 1)
-    if GLOBAL_BATCH % (world_size * micro) == 0
-]
 
 
 def load(kind: Any, vocab_size: int = VOCAB_SIZE, seq_len: int = 32, seed: int = 1, **data: Any) -> Corpus:
     return load_corpus(DataConfig(name="x", kind=kind, **data), vocab_size, seq_len, seed)
+
+
+def tokens_of(corpus: Corpus) -> Tokens:
+    """All that it trains on."""
+    (part,) = corpus.training.parts
+    return part.tokens
 
 
 def test_tokens_of_a_document() -> None:
@@ -40,10 +37,11 @@ def test_tokens_of_a_document() -> None:
 
 def test_standard_library() -> None:
     corpus = load("stdlib", max_bytes=200_000)
-    ends = int((corpus.tokens == END_OF_DOCUMENT).sum())
-    assert len(corpus.tokens) == 200_000 + ends
+    tokens = tokens_of(corpus)
+    ends = int((tokens == END_OF_DOCUMENT).sum())
+    assert len(tokens) == 200_000 + ends
     first_file = Path(sysconfig.get_path("stdlib"), "__future__.py").read_bytes()
-    assert bytes(corpus.tokens[:200].astype(np.uint8)) == first_file[:200]
+    assert bytes(tokens[:200].astype(np.uint8)) == first_file[:200]
     assert corpus.digest == load("stdlib", max_bytes=200_000).digest != load("stdlib", max_bytes=199_999).digest
 
 
@@ -51,21 +49,22 @@ def test_a_folder_of_texts(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("zwei")
     (tmp_path / "a.txt").write_text("één")
     (tmp_path / "c.md").write_text("left out")
-    tokens = load("text", path=str(tmp_path), seq_len=4).tokens
+    tokens = tokens_of(load("text", path=str(tmp_path), seq_len=4))
     assert tokens.tolist() == [*"één".encode(), END_OF_DOCUMENT, *b"zwei", END_OF_DOCUMENT]
-    assert load("text", path=str(tmp_path / "b.txt"), seq_len=4).tokens.tolist() == [*b"zwei", END_OF_DOCUMENT]
+    assert tokens_of(load("text", path=str(tmp_path / "b.txt"), seq_len=4)).tolist() == [*b"zwei", END_OF_DOCUMENT]
 
 
 def test_synthetic_tokens_are_of_the_vocabulary_and_mostly_periodic() -> None:
     corpus = load("synthetic", vocab_size=50304, max_bytes=1)
-    assert corpus.tokens.max() < 50304
-    repeats = float((corpus.tokens[61:] == corpus.tokens[:-61]).mean())
+    tokens = tokens_of(corpus)
+    assert tokens.max() < 50304
+    repeats = float((tokens[61:] == tokens[:-61]).mean())
     assert 0.8 < repeats < 0.85  # 0.9 squared, and a little by chance
     assert corpus.digest == load("synthetic", vocab_size=50304).digest
     assert corpus.digest != load("synthetic", vocab_size=50304, seed=2).digest
-    assert load("synthetic", vocab_size=3).tokens.max() == 2
-    assert load("synthetic", vocab_size=100_000).tokens.dtype == np.int32
-    assert len(load("synthetic", seq_len=100_000).tokens) == 64 * 100_001
+    assert tokens_of(load("synthetic", vocab_size=3)).max() == 2
+    assert tokens_of(load("synthetic", vocab_size=100_000)).dtype == np.int32
+    assert len(tokens_of(load("synthetic", seq_len=100_000))) == 64 * 100_001
 
 
 def text_file(folder: Path, text: bytes) -> str:
@@ -86,11 +85,11 @@ ERRORS: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "too short": (
         lambda folder: {"path": text_file(folder, b"x" * 31)},
-        "training.seq_len=32: .* takes 33 tokens, but .* has 32; set training.seq_len=31",
+        "training.seq_len=32: .* takes 33 tokens, and .* has 32: not 1; set training.seq_len=31 or less",
     ),
     "unknown token": (
         lambda folder: {"path": text_file(folder, b"x" * 40), "vocab_size": 256},
-        "model.vocab_size=256: .* has token 256; set model.vocab_size=257",
+        "model.vocab_size=256: .* has token 256 at place 40; set model.vocab_size=257",
     ),
 }
 
@@ -103,44 +102,49 @@ def test_texts_that_do_not_fit(name: str, tmp_path: Path) -> None:
 
 
 def test_a_text_of_one_window_is_enough(tmp_path: Path) -> None:
-    assert len(load("text", path=text_file(tmp_path, b"x" * 32)).tokens) == 33
+    assert len(tokens_of(load("text", path=text_file(tmp_path, b"x" * 32)))) == 33
 
 
-def batches_of(split: tuple[int, int, int], seed: int = 1) -> list[TokenBatches]:
-    """All ranks' batches over a corpus of 100 windows whose tokens are their positions."""
-    world_size, micro, accumulation = split
-    batch = Batch(micro, accumulation, GLOBAL_BATCH, SEQ_LEN)
-    tokens = np.arange(100 * (SEQ_LEN + 1) + 3, dtype=np.int32)
-    return [TokenBatches(tokens, batch, seed, rank, world_size) for rank in range(world_size)]
+def test_a_text_of_its_own_for_validation(tmp_path: Path) -> None:
+    held_out = tmp_path / "held_out.txt"
+    held_out.write_text("y" * 80)
+    corpus = load("text", path=text_file(tmp_path, b"x" * 400), validation_path=str(held_out))
+    assert corpus.validation is not None
+    assert [sequences.num_windows for sequences in (corpus.training, corpus.validation)] == [12, 2]
+    ids, _ = corpus.validation.read(np.arange(2))
+    assert set(ids.flat) == {ord("y")}
+    assert corpus.digest == load("text", path=text_file(tmp_path, b"x" * 400)).digest
 
 
-def first_tokens(split: tuple[int, int, int], step: int) -> list[int]:
-    """First token of every sequence of a step, all ranks and micro-steps."""
-    found: list[int] = []
-    for batches in batches_of(split):
-        for micro_step in range(split[2]):
-            ids, labels = batches.micro_batch(step, micro_step)
-            assert ids.shape == labels.shape == (split[1], SEQ_LEN)
-            assert (labels == ids + 1).all()
-            found += ids[:, 0].tolist()
-    return found
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("none.txt", "data.validation_path=.*none.txt: there is no such file"),
+        ("short.txt", "seq_len=32: .* takes 33 tokens, and data.validation_path=.*short.txt has 3"),
+    ],
+)
+def test_validation_texts_that_do_not_fit(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / "short.txt").write_text("ab")
+    with pytest.raises(DataError, match=text):
+        load("text", path=text_file(tmp_path, b"x" * 400), validation_path=str(tmp_path / name))
 
 
-@pytest.mark.parametrize("step", [1, 2, 5], ids=["first", "second", "over the end of an epoch"])
-def test_the_global_batch_is_the_same_however_it_is_split(step: int) -> None:
-    expected = sorted(first_tokens((1, GLOBAL_BATCH, 1), step))
-    for split in SPLITS:
-        found = first_tokens(split, step)
-        assert sorted(found) == expected, split
-        if step < 4:
-            assert len(set(found)) == GLOBAL_BATCH, split
+def test_a_text_that_is_too_short_to_keep_a_part_for_validation(tmp_path: Path) -> None:
+    text = r"takes 33 tokens, and .* has 40: not 2 for .* \(data.validation_fraction\); set training.seq_len=19 or less"
+    with pytest.raises(DataError, match=text):
+        load("text", path=text_file(tmp_path, b"x" * 39), validation_fraction=0.5)
 
 
-def test_an_epoch_shows_every_window_once_and_the_next_one_in_another_order() -> None:
-    (batches,) = batches_of((1, GLOBAL_BATCH, 1))
-    first = [batches.window(sample) for sample in range(100)]
-    second = [batches.window(sample) for sample in range(100, 200)]
-    assert sorted(first) == sorted(second) == list(range(100))
-    assert first != second
-    assert [batches_of((1, GLOBAL_BATCH, 1), seed=2)[0].window(sample) for sample in range(100)] != first
-    assert batches.window(99) == first[99]
+def test_a_fraction_that_leaves_nothing_to_train_on(tmp_path: Path) -> None:
+    text = r"data.validation_fraction=0.99: keeps all 12 sequences of 33 tokens in data.path=.* set .*=0.5 or less"
+    with pytest.raises(DataError, match=text):
+        load("text", path=text_file(tmp_path, b"x" * 400), validation_fraction=0.99)
+
+
+def test_a_text_is_never_trained_on_and_validated(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("x" * 400)
+    (tmp_path / "link.txt").symlink_to(tmp_path / "b.txt")
+    for validation in ("b.txt", "link.txt", ""):
+        with pytest.raises(DataError, match=r"data.validation_path=.*: data.path=.* has .*\.txt too \(. of . file"):
+            load("text", path=str(tmp_path), validation_path=str(tmp_path / validation))
