@@ -1,0 +1,74 @@
+"""Which token ends a document of a run, and its tokenizer's file: what an exported model is used with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.config.schema import DataConfig
+from hpctrain.errors import ConfigError, HpctrainError, Problem
+from hpctrain.plan.data_rules import named_paths
+from hpctrain.tokens.header import token_prefix
+from hpctrain.tokens.manifest import file_digest, manifest_path, read_manifest, tokenizer_path
+from hpctrain.tokens.tokenizer import bytes_choice
+
+_BYTES = "its tokens are bytes, for which there is no tokenizer.json"
+
+
+@dataclass(frozen=True)
+class RunTokenizer:
+    """Of a run's data."""
+
+    eos_token_id: int | None
+    """None: no token ends a document, or nobody says which."""
+    file: Path | None
+    """Its JSON, as Hugging Face's ``tokenizers`` writes it."""
+    note: str = ""
+    """Why there is no file, for the user."""
+
+
+def run_tokenizer(data: DataConfig, stated: Path | None) -> RunTokenizer:
+    """What the data of a run names.
+
+    Args:
+        data: of the run's configuration.
+        stated: a tokenizer's file that the user names; checked against the digest in the manifest.
+
+    Raises:
+        ConfigError: the stated file is missing, or another one than the manifest names.
+    """
+    digest = None if stated is None else _digest(stated)
+    if data.kind == "synthetic":
+        return RunTokenizer(None, stated, "" if stated else "the tokens are made up, so there is no tokenizer")
+    if data.kind != "tokens":
+        return RunTokenizer(bytes_choice(True).record.eod_id, stated, "" if stated else _BYTES)
+    _, named = named_paths(data)[0]
+    try:
+        prefix = token_prefix(Path(named))
+        manifest = read_manifest(prefix)
+    except (HpctrainError, OSError) as error:
+        return RunTokenizer(None, stated, f"the tokenizer is not known: {error}")
+    if manifest is None:
+        note = f"there is no manifest {manifest_path(prefix)}, so the tokenizer and the end of a document are not known"
+        return RunTokenizer(None, stated, note)
+    record = manifest.tokenizer
+    if record.kind == "bytes":
+        return RunTokenizer(record.eod_id, stated, "" if stated else _BYTES)
+    beside = tokenizer_path(prefix)
+    file = stated or (beside if beside.is_file() else None)
+    if file is None:
+        what = f"{record.name} (digest {record.digest[:16]})"
+        return RunTokenizer(record.eod_id, None, f"tokenizer.json is left out: name {what} with --tokenizer FILE")
+    if (found := digest or _digest(file)) != record.digest:
+        rule = (
+            f"has digest {found[:16]}, and the run's tokens were made with {record.name} of digest {record.digest[:16]}"
+        )
+        raise ConfigError([Problem("--tokenizer", str(file), rule, "name the file that prepare was given")])
+    return RunTokenizer(record.eod_id, file)
+
+
+def _digest(file: Path) -> str:
+    try:
+        return file_digest(file)
+    except OSError as error:
+        raise ConfigError(f"--tokenizer {file}: {error.strerror}") from None
