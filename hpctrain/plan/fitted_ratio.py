@@ -1,0 +1,43 @@
+"""How much of the optimizer's state leaves the GPU where that is not stated: as little as fits (ZeRO-Cache)."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Callable
+
+from hpctrain.config.schema import ParallelismConfig
+
+_STEPS = 20
+"""Ratios are multiples of 5 %: whole sub-groups move, and a finer share would be missed."""
+
+
+def with_fitted_ratio(
+    parallelism: ParallelismConfig, gpu_memory_gib: float | None, fits: Callable[[ParallelismConfig], bool]
+) -> tuple[ParallelismConfig, list[str]]:
+    """The same with the smallest ratio that fits, and what was chosen in one sentence.
+
+    Args:
+        parallelism: with ``fit_offload_ratio``; without it nothing is chosen.
+        gpu_memory_gib: of a GPU; None: not stated, or there is none.
+        fits: whether a GPU keeps a tenth of its memory free with these settings. Where it does with some ratio, it does with
+            every larger one.
+    """
+    if not parallelism.fit_offload_ratio or parallelism.offload_optimizer == "none" or parallelism.zero_stage != 3:
+        return parallelism, []
+
+    def moving(step: int) -> ParallelismConfig:
+        if step == 0:
+            return dataclasses.replace(parallelism, offload_optimizer="none", offload_ratio=1.0, nvme_ratio=1.0)
+        return dataclasses.replace(parallelism, offload_ratio=step / _STEPS)
+
+    key = "parallelism.fit_offload_ratio"
+    if gpu_memory_gib is None:
+        return moving(_STEPS), [f"{key}: 1, all of the optimizer's state is moved: the hardware states no GPU memory"]
+    step = bisect.bisect_left(range(_STEPS), True, key=lambda number: fits(moving(number)))
+    chosen = moving(step)
+    if step == 0:
+        return chosen, [f"{key}: all of the optimizer's state fits on the GPU with a tenth of it free; none is moved"]
+    if step == _STEPS:
+        return chosen, [f"{key}: 1, with less than all of the optimizer's state moved a GPU does not keep a tenth free"]
+    return chosen, [f"{key}: {chosen.offload_ratio:g}, the smallest with which a GPU keeps a tenth of its memory free"]
