@@ -38,8 +38,12 @@ class DecoderActivations:
         self._inner = shape.ffn_hidden_size // tp
         self._heads = shape.num_heads // tp
         self._vocab = shape.vocab_size // tp
+        self._chunk = work.loss_chunk_size
         self._keeps_block_output = work.parallelism.zero_stage == 3
         self._is_recomputed = work.checkpointing == "full"
+        self._is_selective = work.checkpointing == "selective"
+        # Outputs of norms that are kept: one before attention, one before the feed-forward.
+        self._norm = 0 if self._is_selective else shape.hidden_size
         self._is_offloaded = work.offload_activations
         self._last_block = shape.num_layers // work.layout.pipeline_parallel_size - 1
         self._is_split = tp > 1
@@ -55,14 +59,12 @@ class DecoderActivations:
 
     @property
     def _attention_side(self) -> int:
-        """Elements: queries, keys and values as one tensor, in a Llama also both rotated, and attention's result.
+        """Elements: queries, keys and values, in a Llama rotated and copied, and attention's result.
 
-        The result lies in memory as the queries do: rotated ones by head, so that it is copied for the projection, as it is
-        where sequence-parallel ranks exchange it.
+        The result is sent on where sequence-parallel ranks exchange it, so that the projection reads another tensor.
         """
-        rotated = self._query + self._key if self._is_llama else 0
-        results = 2 if self._is_llama or self._is_exchanged else 1
-        return self._query + 2 * self._key + rotated + results * self._query
+        results = 2 if self._is_exchanged else 1
+        return self._query + 2 * self._key + results * self._query
 
     @property
     def _statistics(self) -> int:
@@ -70,10 +72,17 @@ class DecoderActivations:
         return self._tokens * _FP32 * (self._heads + (2 if self._is_llama else 4))
 
     @property
+    def _kept_inner(self) -> int:
+        """Elements of the feed-forward: what the activation function reads, in a Llama gate and up; and what it gives out, in a
+        Llama with the gate's own result. Selective recomputation keeps what it reads."""
+        read = (2 if self._is_llama else 1) * self._inner
+        return read if self._is_selective else 2 * read
+
+    @property
     def block(self) -> int:
-        """What a block keeps without recomputation, its input included."""
-        inner = (4 if self._is_llama else 2) * self._inner
-        return self._bytes(4 * self._hidden + self._attention_side + inner) + self._statistics
+        """What a block keeps without full recomputation, its input included."""
+        outside = 2 * self._hidden + 2 * self._norm
+        return self._bytes(outside + self._attention_side + self._kept_inner) + self._statistics
 
     def kept_before(self, block: int) -> int:
         """What the backward pass of a block finds: all that is kept of the blocks before it, and its own input."""
@@ -99,8 +108,13 @@ class DecoderActivations:
 
     @property
     def forward_height(self) -> int:
-        """Beyond what it keeps, at the end of a block's forward pass: its output and the product before the addition."""
-        return self._bytes(2 * self._hidden)
+        """Beyond what it keeps, at the end of a block's forward pass: its output and the product before the addition.
+
+        With selective recomputation the feed-forward's inner tensors before that may be more.
+        """
+        h, f = self._hidden, self._inner
+        inner = max(h + f, 2 * f if self._is_llama else f) if self._is_selective else 0
+        return self._bytes(max(2 * h, inner))
 
     @property
     def ends(self) -> int:
@@ -117,22 +131,23 @@ class DecoderActivations:
         second = h if self._keeps_block_output else 0
         attention_side = self._attention_side
         split = q + 2 * kv
-        before_ffn = 3 * h + attention_side  # both norms' outputs, and the attention's part of the residual stream
-        saved_inner = 4 * f if self._is_llama else 2 * f
+        norm = self._norm
+        before_ffn = h + 2 * norm + attention_side  # norms' outputs, and the attention's part of the residual stream
         into_ffn = 2 * f if self._is_llama else f
         moments = [
             # The product's gradient is there, all of the feed-forward's tensors still are.
-            (before_ffn + saved_inner + out_gradient + f, 0),
-            # The activation function's backward: one saved tensor is gone, one or two gradients are new.
-            (before_ffn + saved_inner - f + out_gradient + (3 if self._is_llama else 2) * f, 0),
+            (before_ffn + self._kept_inner + out_gradient + f, 0),
+            # The activation function's backward: what it gave out is gone, one or two gradients are new.
+            (before_ffn + out_gradient + (6 if self._is_llama else 3) * f, 0),
             # In a Llama gate and up are put together again.
             (before_ffn + (2 * into_ffn if self._is_llama else into_ffn) + out_gradient, 0),
             (before_ffn + out_gradient + into_ffn + h, 1),
             # Attention: gradients of its result and of queries, keys and values, which are then put together.
-            (h + attention_side + second + out_gradient + q, 2),
-            (h + attention_side + second + out_gradient + q + split, 2),
-            (h + second + out_gradient + 2 * split, 2),
-            (h + second + out_gradient + split + h, 3),
+            (norm + attention_side + second + out_gradient + q, 2),
+            (norm + attention_side + second + out_gradient + q + split, 2),
+            (norm + second + out_gradient + 2 * split, 2),
+            # Selective recomputation makes the norm's output again, and gives it up before the product's gradient is there.
+            (norm + second + out_gradient + split + h, 3),
         ]
         return [BlockHeight(self._bytes(elements) + self._statistics, matrix) for elements, matrix in moments]
 
@@ -142,35 +157,52 @@ class DecoderActivations:
         What the product's backward function read is gone by then; its gradient for the layer before is there.
         """
         h, q, f = self._hidden, self._query, self._inner
-        left_inner = 3 * f if self._is_llama else f
+        norm = self._norm
+        left_inner = f if not self._is_llama else 2 * f if self._is_selective else 3 * f
         elements = (
-            3 * h + self._attention_side + left_inner + h + f,
-            2 * h + self._attention_side + h + h,
-            h + self._attention_side + h + q,
+            h + 2 * norm + self._attention_side + left_inner + h + f,
+            h + norm + self._attention_side + h + h,
+            norm + self._attention_side + h + q,
             2 * h,
         )
         return tuple(self._bytes(number) + self._statistics for number in elements)
 
     @property
-    def scores(self) -> int:
-        """The output matrix's product, in the training type."""
-        return self._tokens * self._vocab * self._width
-
-    @property
     def loss_forward(self) -> int:
-        """Scores, in fp32 where they are not, and their log-softmax."""
-        copies = 2 if self._width != _FP32 else 1
-        return self.scores + self._tokens * self._vocab * copies * _FP32
+        """Scores, in fp32 where they are not, and their log-softmax.
+
+        In chunks: gradients of the norm's output and, in fp32, of the matrix; and of one chunk the scores, in both types, or
+        their gradient beside its product with the norm's output.
+        """
+        if not self._chunk:
+            copies = 2 if self._width != _FP32 else 1
+            return self._tokens * self._vocab * (self._width + copies * _FP32)
+        scores, is_short = self._chunk * self._vocab, self._width != _FP32
+        in_both = scores * (self._width + (_FP32 if is_short else 0))
+        product = scores * self._width + (self._width * self._vocab * self._hidden if is_short else 0)
+        return self._bytes(self._hidden) + self._matrix_gradient + max(in_both, product)
 
     @property
     def loss_backward(self) -> int:
         """The log-softmax, the gradient of the picked scores and that of the log-softmax, all in fp32.
 
-        Where the vocabulary is split over ranks: the probabilities, and their gradient.
+        Where the vocabulary is split over ranks: the probabilities, and their gradient. In chunks: what the forward pass left.
         """
+        if self._chunk:
+            return self._matrix_gradient
         return self._tokens * self._vocab * (2 if self._is_split else 3) * _FP32
 
     @property
     def head_backward(self) -> int:
-        """Gradient of the scores, in fp32 and in the training type, or in the training type with that of the norm's output."""
-        return self.scores + self._bytes(self._hidden)
+        """Gradient of the scores, in fp32 and in the training type, or in the training type with that of the norm's output.
+
+        In chunks: that of the matrix in fp32, from which the one in the training type is made.
+        """
+        if self._chunk:
+            return self._matrix_gradient if self._width != _FP32 else 0
+        return self._tokens * self._vocab * self._width + self._bytes(self._hidden)
+
+    @property
+    def _matrix_gradient(self) -> int:
+        """That of the output matrix in fp32."""
+        return _FP32 * self._vocab * self._hidden

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from hpctrain.config.schema import ActivationCheckpointing, ModelConfig
@@ -54,10 +56,13 @@ def test_num_parameters_with_and_without_tied_tables(model: dict[str, Any], tied
 
 
 @ARCHITECTURES
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_flops_are_those_of_torchs_counter(model: dict[str, Any], checkpointing: ActivationCheckpointing) -> None:
+@pytest.mark.parametrize("loss_chunk_size", [0, 30])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_flops_are_those_of_torchs_counter(
+    model: dict[str, Any], checkpointing: ActivationCheckpointing, loss_chunk_size: int
+) -> None:
     shape = shape_of(model)
-    decoder = Decoder(shape, checkpointing, seed=1)
+    decoder = Decoder(shape, checkpointing, seed=1, loss_chunk_size=loss_chunk_size)
     ids = random_ids(shape)
     # The counter has no formula for the CPU's fused attention; the unfused one does the same products.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -65,7 +70,7 @@ def test_flops_are_those_of_torchs_counter(model: dict[str, Any], checkpointing:
     # Without DeepSpeed the recomputation is that of the stages below 3 (test_training.py counts on real ranks).
     flops = step_flops(shape, SEQ_LEN, BATCH, checkpointing, zero_stage=1)
     assert counter.get_total_flops() == flops.hardware_flops
-    assert (flops.hardware_flops == flops.model_flops) == (checkpointing == "none")
+    assert (flops.hardware_flops == flops.model_flops) == (checkpointing != "full")
 
 
 @ARCHITECTURES
@@ -101,6 +106,34 @@ def test_grouped_queries_equal_repeated_keys_and_values() -> None:
     torch.testing.assert_close(grouped(x, rotary), repeated(x, rotary))
 
 
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operators that run while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_attention_is_one_fused_operator_that_repeats_no_keys(dtype: torch.dtype) -> None:
+    shape = shape_of(LLAMA)
+    assert shape.num_kv_heads < shape.num_heads
+    block = Block(shape, ParameterSeed(1)).to(dtype)
+    x = torch.randn(BATCH, SEQ_LEN, shape.hidden_size, dtype=dtype)
+    with Operators() as seen:
+        block(x, rotary_table(SEQ_LEN, shape.head_dim, shape.rope_theta, x)).sum().backward()
+    names = [name.partition("::")[2].partition(".")[0] for name in seen.names]
+    assert [name for name in names if "attention" in name] == [
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+    ]
+    assert not {name for name in names if "repeat" in name or "softmax" in name}
+
+
 def _repeat_kv_heads(block: Block, shape: ModelShape) -> torch.Tensor:
     """The block's qkv matrix with every key and value head written out for each of its query heads."""
     query, keys_and_values = block.qkv.weight.tensor_split([shape.attention_width])
@@ -129,8 +162,8 @@ def test_attention_is_that_of_its_definition() -> None:
 
 def test_rotary_turns_by_position_times_frequency() -> None:
     # head_dim 4: pairs (0, 2) and (1, 3) turn by position and by position / 100^(1/2).
-    x = torch.tensor([1.0, 2.0, 3.0, 4.0]).expand(1, 1, 3, 4)
-    turned = rotate(x, *rotary_table(3, 4, theta=100.0, like=x))[0, 0]
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0]).expand(1, 3, 1, 4)
+    turned = rotate(x, *rotary_table(3, 4, theta=100.0, like=x))[0, :, 0]
     torch.testing.assert_close(turned[0], x[0, 0, 0])
     fast, slow = 2.0, 2.0 / 10.0
     expected = [
@@ -143,21 +176,72 @@ def test_rotary_turns_by_position_times_frequency() -> None:
 
 
 def test_rotary_scores_depend_on_the_distance_only() -> None:
-    query, key = torch.randn(2, 1, 1, 1, 8, generator=torch.Generator().manual_seed(1)).expand(2, 1, 1, 9, 8)
+    query, key = torch.randn(2, 1, 1, 1, 8, generator=torch.Generator().manual_seed(1)).expand(2, 1, 9, 1, 8)
     table = rotary_table(9, 8, theta=10000.0, like=query)
-    scores = (rotate(query, *table) @ rotate(key, *table).transpose(-1, -2))[0, 0]
+    scores = rotate(query, *table)[0, :, 0] @ rotate(key, *table)[0, :, 0].T
     torch.testing.assert_close(scores.diagonal(offset=2), scores[0, 2].expand(7))
 
 
 @ARCHITECTURES
-def test_activation_checkpointing_gives_equal_gradients(model: dict[str, Any]) -> None:
+@pytest.mark.parametrize("linear", ["torch's", "ZeRO-3's"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("checkpointing", ["selective", "full"])
+def test_activation_checkpointing_gives_the_same_bits(
+    checkpointing: ActivationCheckpointing,
+    dtype: torch.dtype,
+    linear: str,
+    model: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With torch's linear layer, and with that which DeepSpeed puts in its place in stage 3."""
+    if linear == "ZeRO-3's":
+        monkeypatch.setattr(functional, "linear", zero3_linear_wrap)
     shape = shape_of(model)
     ids = random_ids(shape)
-    plain, recomputed = Decoder(shape, "none", seed=1), Decoder(shape, "full", seed=1)
-    plain(ids, ids).backward()
-    recomputed(ids, ids).backward()
+    plain, recomputed = (Decoder(shape, kind, seed=1).to(dtype) for kind in ("none", checkpointing))
+    loss, other_loss = plain(ids, ids), recomputed(ids, ids)
+    assert torch.equal(loss, other_loss)
+    loss.backward()
+    other_loss.backward()
     for (name, one), two in zip(plain.named_parameters(), recomputed.parameters(), strict=True):
         torch.testing.assert_close(one.grad, two.grad, rtol=0, atol=0, msg=name)
+
+
+def kept_bytes(shape: ModelShape, checkpointing: ActivationCheckpointing) -> int:
+    """Of storages that are there between the two passes, beside the parameters: what the simulated GPU would hold."""
+    decoder = Decoder(shape, checkpointing, seed=1)
+    ids = random_ids(shape)
+    kept: dict[int, int] = {}
+    known = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        loss = decoder.blocks(decoder.token_table(ids))
+    del loss
+    return sum(num_bytes for pointer, num_bytes in kept.items() if pointer not in known)
+
+
+def test_selective_keeps_neither_outputs_of_norms_nor_of_activation_functions() -> None:
+    shape = shape_of(GPT)
+    tokens, width = BATCH * SEQ_LEN, 4
+    spared = kept_bytes(shape, "none") - kept_bytes(shape, "selective")
+    assert spared == shape.num_layers * tokens * width * (2 * shape.hidden_size + shape.ffn_hidden_size)
+
+
+def test_a_llama_keeps_queries_and_keys_once() -> None:
+    """Rotated; values are copied out of the tensor in which they lay together."""
+    shape = shape_of(LLAMA)
+    tokens, width = BATCH * SEQ_LEN, 4
+    # On a CPU a norm is several operators, which keep its input times its statistic beside its output.
+    norms = 2 * (3 * shape.hidden_size + 1)
+    attention = 2 * shape.attention_width + 2 * shape.kv_width + shape.num_heads
+    block = norms + attention + 4 * shape.ffn_hidden_size
+    # The token vectors are the first block's input; the last block's output nobody keeps. Cosine and sine are of all blocks.
+    rotary = 2 * SEQ_LEN * shape.head_dim // 2 * width
+    assert kept_bytes(shape, "none") == shape.num_layers * tokens * width * block + rotary + tokens * 8
 
 
 @ARCHITECTURES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -9,19 +11,19 @@ from torch.nn import functional
 from hpctrain.config.schema import ActivationCheckpointing
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.worker.model.collectives import own_positions_of_all_heads, whole_sequence_of_own_heads
+from hpctrain.worker.model.head import Head
 from hpctrain.worker.model.layers import (
     ColumnParallelLinear,
     Embedding,
     ParameterSeed,
     RowParallelLinear,
-    TiedHead,
     VocabParallelEmbedding,
     norm,
     rotary_table,
     rotate,
 )
-from hpctrain.worker.model.loss import mean_cross_entropy
 from hpctrain.worker.model.recomputation import Rotary, run_blocks
+from hpctrain.worker.model.selective import Recipe, gated, gated_from_inputs
 from hpctrain.worker.parallel_groups import NO_GROUPS, ParallelGroups
 
 
@@ -32,9 +34,16 @@ class Block(nn.Module):
     of all of it, and in attention all positions of some heads.
     """
 
-    def __init__(self, shape: ModelShape, seed: ParameterSeed, groups: ParallelGroups = NO_GROUPS) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        seed: ParameterSeed,
+        groups: ParallelGroups = NO_GROUPS,
+        is_selective: bool = False,
+    ) -> None:
         super().__init__()
         self.shape = shape
+        self.is_selective = is_selective
         self.sequence = groups.sequence
         tensor = groups.tensor
         is_gpt = shape.architecture == "gpt"
@@ -57,33 +66,43 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rotary: Rotary | None) -> Tensor:
         """(batch, own seq, hidden) to the same; ``rotary`` of the whole sequence."""
-        x = x + self._attention(self.attention_norm(x), rotary)
-        return x + self._feed_forward(self.ffn_norm(x))
+        x = x + self._attention(x, rotary)
+        return x + self._feed_forward(x)
 
     def _attention(self, x: Tensor, rotary: Rotary | None) -> Tensor:
         """Causal attention; num_heads / num_kv_heads query heads share one key and value head."""
         shape = self.shape
-        parts = self.qkv(x).split(self.qkv.own_parts, dim=-1)
+        parts = self.qkv(self.attention_norm(x), self._recipe(self.attention_norm, x)).split(self.qkv.own_parts, dim=-1)
         query, key, value = (
-            part.view(*part.shape[:2], -1, shape.head_dim).transpose(1, 2)
-            for part in whole_sequence_of_own_heads(parts, self.sequence)
+            part.view(*part.shape[:2], -1, shape.head_dim) for part in whole_sequence_of_own_heads(parts, self.sequence)
         )
         if rotary is not None:
-            query, key = rotate(query, *rotary), rotate(key, *rotary)
+            # Nothing keeps queries and keys as they were before, but for values that lie in one tensor with them.
+            query, key, value = rotate(query, *rotary), rotate(key, *rotary), value.clone()
         mixed = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=shape.num_kv_heads != shape.num_heads
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=shape.num_kv_heads != shape.num_heads,
         )
         out: Tensor = self.projection(own_positions_of_all_heads(mixed.transpose(1, 2).flatten(2), self.sequence))
         return out
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        if self.shape.architecture == "llama":
-            gate, up = self.ffn_in(x).chunk(2, dim=-1)
-            inner = functional.silu(gate) * up
-        else:
-            inner = functional.gelu(self.ffn_in(x), approximate="tanh")
-        out: Tensor = self.ffn_out(inner)
+        hidden = self.ffn_in(self.ffn_norm(x), self._recipe(self.ffn_norm, x))
+        out: Tensor = self.ffn_out(self._activation(hidden), self._recipe(self._activation, hidden))
         return out
+
+    def _activation(self, hidden: Tensor) -> Tensor:
+        """SwiGLU in a Llama, else GELU; both keep their input only, or SwiGLU more where memory is left to it."""
+        if self.shape.architecture == "gpt":
+            return functional.gelu(hidden, approximate="tanh")
+        return gated_from_inputs(hidden) if self.is_selective else gated(hidden)
+
+    def _recipe(self, make: Callable[[Tensor], Tensor], source: Tensor) -> Recipe | None:
+        """Of what ``make`` gives out, where that is not kept."""
+        return Recipe(make, source) if self.is_selective else None
 
 
 class Blocks(nn.ModuleList):
@@ -98,7 +117,8 @@ class Blocks(nn.ModuleList):
         groups: ParallelGroups = NO_GROUPS,
         offload_activations: bool = False,
     ) -> None:
-        super().__init__(Block(shape, seed.child(f"blocks.{number}"), groups) for number in numbers)
+        is_selective = activation_checkpointing == "selective"
+        super().__init__(Block(shape, seed.child(f"blocks.{number}"), groups, is_selective) for number in numbers)
         self.shape = shape
         self.activation_checkpointing = activation_checkpointing
         self.offload_activations = offload_activations
@@ -122,6 +142,7 @@ class Decoder(nn.Module):
         seed: int,
         groups: ParallelGroups = NO_GROUPS,
         offload_activations: bool = False,
+        loss_chunk_size: int = 0,
     ) -> None:
         super().__init__()
         self.groups = groups
@@ -136,11 +157,8 @@ class Decoder(nn.Module):
         numbers = range(shape.num_layers)
         self.blocks = Blocks(shape, numbers, activation_checkpointing, root, groups, offload_activations)
         self.final_norm = norm(shape)
-        self.head = (
-            TiedHead(self.token_table.weight, tensor)
-            if shape.tie_embeddings
-            else ColumnParallelLinear(hidden, [shape.vocab_size], False, std, root.child("head"), tensor)
-        )
+        tied = self.token_table.weight if shape.tie_embeddings else None
+        self.head = Head(shape.vocab_size, hidden, std, root.child("head"), tensor, loss_chunk_size, tied)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         """Mean cross entropy over the tokens of this rank's part of the sequences, fp32 scalar, nats per token.
@@ -149,14 +167,20 @@ class Decoder(nn.Module):
             ids: (batch, seq), int64, whole sequences.
             labels: (batch, seq), int64: the token that follows each of ``ids``.
         """
-        return mean_cross_entropy(self.logits(ids), self._own_positions(labels), self.groups.tensor)
+        loss: Tensor = self.head(self._normed(ids), self._own_positions(labels))
+        return loss
 
     def logits(self, ids: Tensor) -> Tensor:
         """Scores of the next token, (batch, own seq, own vocab), for ``ids`` (batch, seq)."""
+        scores: Tensor = self.head(self._normed(ids))
+        return scores
+
+    def _normed(self, ids: Tensor) -> Tensor:
+        """What the output matrix reads, (batch, own seq, hidden)."""
         x: Tensor = self.token_table(self._own_positions(ids))
         if self.position_table is not None:
             x = x + self.position_table(self._own_positions(torch.arange(ids.shape[1], device=ids.device)))
-        out: Tensor = self.head(self.final_norm(self.blocks(x)))
+        out: Tensor = self.final_norm(self.blocks(x))
         return out
 
     def _own_positions(self, x: Tensor) -> Tensor:

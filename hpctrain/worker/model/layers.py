@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.worker.model.collectives import copied, summed
+from hpctrain.worker.model.selective import Recipe, linear
 from hpctrain.worker.parallel_groups import ALONE, RankGroup
 
 
@@ -111,9 +112,12 @@ class ColumnParallelLinear(nn.Module):
         self.weight = normal_parameter(sum(out_parts), in_features, std, seed.child("weight"), split)
         self.bias = split.marked(nn.Parameter(torch.zeros(sum(split.own_parts)))) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., in_features), the same on all ranks, to (..., this rank's out_features), the parts one after another."""
-        return functional.linear(copied(x, self.tensor), self.weight, self.bias)
+    def forward(self, x: Tensor, recipe: Recipe | None = None) -> Tensor:
+        """(..., in_features), the same on all ranks, to (..., this rank's out_features), the parts one after another.
+
+        ``recipe`` makes ``x`` again in the backward pass; None: ``x`` is kept.
+        """
+        return linear(copied(x, self.tensor), self.weight, self.bias, recipe)
 
 
 class RowParallelLinear(nn.Module):
@@ -134,11 +138,11 @@ class RowParallelLinear(nn.Module):
         self.weight = normal_parameter(out_features, in_features, std, seed.child("weight"), split)
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., this rank's in_features) to (..., out_features), the same on all ranks."""
+    def forward(self, x: Tensor, recipe: Recipe | None = None) -> Tensor:
+        """(..., this rank's in_features) to (..., out_features), the same on all ranks; ``recipe`` as above."""
         if self.tensor.size == 1:
-            return functional.linear(x, self.weight, self.bias)
-        out = summed(functional.linear(x, self.weight), self.tensor)
+            return linear(x, self.weight, self.bias, recipe)
+        out = summed(linear(x, self.weight, None, recipe), self.tensor)
         return out if self.bias is None else out + self.bias
 
 
@@ -181,19 +185,6 @@ class VocabParallelEmbedding(nn.Module):
         return summed(vectors.masked_fill(is_elsewhere[..., None], 0.0), self.tensor)
 
 
-class TiedHead(nn.Module):
-    """The output matrix that is the token table: one Parameter in two modules, so that ZeRO-3 gathers it for both."""
-
-    def __init__(self, token_table: nn.Parameter, tensor: RankGroup = ALONE) -> None:
-        super().__init__()
-        self.weight = token_table
-        self.tensor = tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., hidden) to (..., this rank's vocab)."""
-        return functional.linear(copied(x, self.tensor), self.weight)
-
-
 def norm(shape: ModelShape) -> nn.Module:
     """LayerNorm (GPT) or RMSNorm (Llama) over the hidden size, scale 1 and shift 0."""
     if shape.architecture == "llama":
@@ -218,9 +209,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turns the pairs (i, i + head_dim / 2) of every head by its position's angle.
 
     Args:
-        x: (batch, heads, seq, head_dim).
+        x: (batch, seq, heads, head_dim).
         cos: (seq, head_dim / 2).
         sin: (seq, head_dim / 2).
     """
     first, second = x.chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

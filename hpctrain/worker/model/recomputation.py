@@ -27,10 +27,10 @@ def run_blocks(
         blocks: at least one.
         x: (batch, seq, hidden), input of the first.
         rotary: positions; None: learned ones are in ``x`` already.
-        activation_checkpointing: ``full`` keeps each block's input only.
+        activation_checkpointing: ``full`` keeps each block's input only; what ``selective`` keeps is the block's own matter.
         offload_activations: these inputs wait in host memory. The last block's does not: the backward pass begins with it.
     """
-    if activation_checkpointing == "none":
+    if activation_checkpointing != "full":
         for block in blocks:
             x = block(x, rotary)
         return x
