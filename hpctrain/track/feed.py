@@ -1,0 +1,84 @@
+"""One tracker and the points that it has not taken yet: errors are told once, and tried again ever less often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hpctrain.track.points import Point
+from hpctrain.track.tracker import Ending, Tracker
+
+FIRST_RETRY_S, LONGEST_RETRY_S = 60.0, 600.0
+MAX_WAITING = 100_000
+"""Points that are kept for a tracker that does not take them; the oldest of more are given up. They are in steps.jsonl."""
+
+
+class Feed:
+    """Opens a tracker at the first point, and hands it what comes."""
+
+    def __init__(self, name: str, open_tracker: Callable[[], Tracker], tell: Callable[[str, str], None]) -> None:
+        """Opens nothing yet.
+
+        Args:
+            name: such as wandb.
+            open_tracker: returns it, or raises whatever its library does.
+            tell: gets the name and what is wrong, once for each outage.
+        """
+        self._name = name
+        self._open = open_tracker
+        self._tell = tell
+        self._tracker: Tracker | None = None
+        self._waiting: list[Point] = []
+        self._num_given_up = 0
+        self._failures = 0
+        """In a row."""
+        self._next_try_s = 0.0
+        self._is_over = False
+
+    def add(self, points: Sequence[Point], now_s: float) -> None:
+        """Hands on the points and those that wait, unless the tracker failed a short while ago."""
+        self._waiting += points
+        if len(self._waiting) > MAX_WAITING:
+            self._num_given_up += len(self._waiting) - MAX_WAITING
+            del self._waiting[:-MAX_WAITING]
+        if self._waiting and now_s >= self._next_try_s:
+            self._try(self._hand_on, now_s)
+
+    def close(self, ending: Ending, now_s: float) -> None:
+        """Hands on what waits, and marks the end; tried once, with no regard to earlier errors."""
+        if self._is_over or not (self._waiting or self._tracker):
+            return
+
+        def end() -> None:
+            self._hand_on()
+            assert self._tracker is not None
+            self._tracker.close(ending)
+
+        self._try(end, now_s)
+        if self._num_given_up or self._waiting:
+            self._tell(
+                self._name, f"{self._num_given_up + len(self._waiting)} points were not taken; steps.jsonl has all"
+            )
+
+    def _hand_on(self) -> None:
+        if self._tracker is None:
+            self._tracker = self._open()
+        if self._waiting:
+            self._tracker.write(self._waiting)
+            self._waiting = []
+
+    def _try(self, action: Callable[[], None], now_s: float) -> None:
+        if self._is_over:
+            return
+        try:
+            action()
+        except ImportError as error:
+            self._is_over = True
+            self._tell(self._name, f"{error}; pip install 'hpctrain[track]'")
+        # Libraries of trackers raise errors of their own, of HTTP, of databases; none of them may end the others.
+        except Exception as error:
+            if self._failures == 0:
+                self._tell(self._name, f"{type(error).__name__}: {error}")
+            self._next_try_s = now_s + min(LONGEST_RETRY_S, FIRST_RETRY_S * 2**self._failures)
+            self._failures = min(self._failures + 1, 10)
+        else:
+            self._failures = 0
