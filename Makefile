@@ -33,6 +33,10 @@ check: style ## style, types and the fast tests
 bench: $(VENV)/.dev-ready ## the speed claims, side by side (minutes)
 	$(BIN)/python tests/bench/cli_bench.py
 	$(BIN)/python tests/bench/loop_bench.py
+	$(PIP) --editable '.[bench]'
+	$(BIN)/python tests/bench/ddp_bench.py
+	$(BIN)/python -m tests.bench.loader_bench
+	$(BIN)/python tests/bench/prepare_bench.py
 	$(BIN)/python tests/bench/launch_bench.py
 	$(BIN)/python tests/bench/frames_bench.py
 	$(BIN)/python tests/bench/log_bench.py
@@ -56,7 +60,7 @@ $(VENV)/.torch-ready: constraints.txt | $(BIN)/pip
 	touch $@
 
 $(VENV)/.run-ready: pyproject.toml $(VENV)/.torch-ready
-	$(PIP) --editable '.[train,analysis]'
+	$(PIP) --editable '.[train,analysis,data]'
 	touch $@
 
 $(VENV)/.dev-ready: pyproject.toml $(VENV)/.torch-ready

@@ -91,8 +91,10 @@ def run(words: Sequence[str]) -> int:
         "rerun": _verb_of("cli_life", "rerun"),
         "report": _verb_of("cli_records", "report"),
         "read-log": _verb_of("cli_records", "read_log"),
+        "export": _verb_of("cli_export", "export"),
         "doctor": _verb_of("cli_doctor", "doctor"),
         "rehearse": _verb_of("cli_rehearse", "rehearse"),
+        "prepare": _verb_of("cli_prepare", "prepare"),
     }
     if words and words[0] in verbs:
         return verbs[words[0]](words[1:])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from hpctrain.errors import EXIT_LAUNCH, EXIT_OK, ConfigError, known_names_hint
@@ -14,6 +13,7 @@ from hpctrain.launch.site.question import start_asking
 from hpctrain.launch.site.render import render_site
 from hpctrain.plan.site_limits import Site
 from hpctrain.text_table import printable, wrapped
+from hpctrain.user_path import user_path
 
 _KEYS = ("run.root", "cluster")
 _USAGE = """\
@@ -41,7 +41,7 @@ def doctor(words: Sequence[str]) -> int:
     needs_slurm = values.get("cluster") != "local"
     probe = TorchProbe()
     question = start_asking(always_accounting=True) if needs_slurm else None
-    root = Path(values.get("run.root", "runs")).expanduser().absolute()
+    root = user_path(values.get("run.root", "runs"))
     findings = machine_findings(root, needs_slurm)
     site = question.site() if question else None
     if site is not None:

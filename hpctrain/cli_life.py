@@ -27,7 +27,8 @@ def resume(words: Sequence[str]) -> int:
     parser = _parser(
         "resume",
         "Submits runs that have ended once more, each in its own folder, from its newest complete checkpoint. What does not"
-        " decide the result may change: cluster.*, launch.*, env.*, more training.num_steps.",
+        " decide the result may change: cluster.*, launch.*, env.*, more training.num_steps, and over how many ranks it is"
+        " spread: nodes, hardware.gpus_per_node, parallelism.*, training.micro_batch_size; the global batch stays.",
     )
     parser.add_argument("--from-step", type=int, metavar="N", help="an older checkpoint; 0: from the beginning")
     parser.add_argument("--current-code", action="store_true", help="the code as it is now, not the run's own copy")
@@ -169,8 +170,9 @@ def _resume_one(run: RunPaths, request: ResumeRequest) -> tuple[RunPlan, bool]:
         frozen = read_config(run)
         changes = life.resumed_config(run, frozen, request)
         at_home = dataclasses.replace(changes.config.run, root=str(runs_folder(run)))
+        begins = not life.has_checkpoint(run, request.from_step)
         held, plan = held_point(
-            Point(request.words, dataclasses.replace(changes.config, run=at_home), ()), request.force
+            Point(request.words, dataclasses.replace(changes.config, run=at_home), ()), request.force, begins
         )
         checkpoint = life.checkpoint_to_go_on_from(run, plan, held.config, request.from_step)
         for note in (*changes.notes, *plan.warnings, life.start_note(run, checkpoint, plan)):

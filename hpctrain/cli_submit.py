@@ -61,7 +61,7 @@ def submit_words(words: Sequence[str]) -> int:
 
 
 def _rehearsed(
-    planned: Sequence[tuple[Point, RunPlan]], multirun: bool, force: bool
+    planned: Sequence[tuple[Point, RunPlan]], multirun: bool, force: bool, begins: bool = True
 ) -> tuple[Path, list[tuple[Point, RunPlan, Rehearsal | None]]]:
     """The folder of the runs, and the points that ask for it with rehearsed memory.
 
@@ -70,7 +70,7 @@ def _rehearsed(
     from hpctrain.cli_rehearsed import with_rehearsals
 
     _refuse_problems(planned, multirun, force, but_memory=True)
-    return _checked_root(planned, force), with_rehearsals(planned, all_points=False)
+    return _checked_root(planned, force, begins), with_rehearsals(planned, all_points=False)
 
 
 def _refuse_problems(
@@ -90,10 +90,17 @@ def _refuse_problems(
         raise ConfigError(problems)
 
 
-def _checked_root(planned: Sequence[tuple[Point, RunPlan]], force: bool) -> Path:
-    """The folder of the runs, after everything else that can be refused has been asked."""
+def _checked_root(planned: Sequence[tuple[Point, RunPlan]], force: bool, begins: bool = True) -> Path:
+    """The folder of the runs, after everything else that can be refused has been asked.
+
+    Args:
+        planned: the runs.
+        force: see ``--force``.
+        begins: False: they go on from a checkpoint, so nobody reads the weights that they once began with.
+    """
     from hpctrain.launch.container_check import check_container
     from hpctrain.launch.environment import secret_values
+    from hpctrain.launch.first_weights import check_first_weights
     from hpctrain.launch.here import here_problems
     from hpctrain.launch.interpreter import interpreter
     from hpctrain.launch.preflight import (
@@ -108,8 +115,7 @@ def _checked_root(planned: Sequence[tuple[Point, RunPlan]], force: bool) -> Path
 
     first_point, first_plan = planned[0]
     # Points of a sweep share most of what is looked at: each thing once.
-    for data in dict.fromkeys(point.config.data for point, plan in planned if plan.payload == "train"):
-        check_data(data)
+    check_data([(point.config.data, plan) for point, plan in planned if plan.payload == "train"])
     for setup in dict.fromkeys(point.config.cluster.setup for point, plan in planned if plan.cluster_kind == "slurm"):
         check_setup(setup)
     for point, plan in planned:
@@ -125,15 +131,22 @@ def _checked_root(planned: Sequence[tuple[Point, RunPlan]], force: bool) -> Path
     check_packages(first_plan)
     root = check_run_root(first_point.config.run.root)
     short = [check_checkpoint_room(plan, point.config.training, root) for point, plan in planned]
-    if any(short):
+    notes = check_first_weights([(point.config, plan) for point, plan in planned]) if begins else []
+    if any(short) or notes:
         from hpctrain.cli_sweep import tell_warnings
 
-        tell_warnings([list(filter(None, short))])
+        tell_warnings([[*filter(None, short), *notes]])
     return root
 
 
-def held_point(point: Point, force: bool) -> tuple[Point, RunPlan]:
-    """The plan of a configuration that is there already, after everything that can be refused has been asked."""
+def held_point(point: Point, force: bool, begins: bool = True) -> tuple[Point, RunPlan]:
+    """The plan of a configuration that is there already, after everything that can be refused has been asked.
+
+    Args:
+        point: the configuration.
+        force: see ``--force``.
+        begins: False: the run goes on from a checkpoint.
+    """
     from hpctrain.plan.run_plan import build_run_plan
 
     planned = [(point, build_run_plan(point.config, point.assumptions))]
@@ -143,10 +156,10 @@ def held_point(point: Point, force: bool) -> tuple[Point, RunPlan]:
 
         planned, _ = planned_on_site(planned, start_asking())
     if asks_rehearsal(planned):
-        _, rehearsed = _rehearsed(planned, False, force)
+        _, rehearsed = _rehearsed(planned, False, force, begins)
         planned = [(held, plan) for held, plan, _ in rehearsed]
     _refuse_problems(planned, multirun=False, force=force)
-    _checked_root(planned, force)
+    _checked_root(planned, force, begins)
     return planned[0]
 
 

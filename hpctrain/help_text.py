@@ -16,6 +16,8 @@ Plans, launches and measures large-model training. The verb comes first; without
   rehearse one rank of the run under the real engine on a simulated cluster: memory, collectives, FLOPs
                                                      [--quick | --device cuda|cpu] [--rank N] [--steps 2] [--out FOLDER]
                                                      [--json]
+  prepare  text, JSON lines, Parquet to token files  FILES ... --out PREFIX (--tokenizer FILE|bytes | --train-bpe N)
+                                                     [--check PREFIX]; prepare --help tells the rest
   status   state of runs: step, loss, step time      [FOLDER ...] [--watch] [--state STATE] [--last N] [--json]
   logs     what a run printed                        RUN [--rank N|all] [--attempt N] [--follow] [--tail N] [--grep REGEX]
   report   measured numbers of runs and logs         [FOLDER ...] [-o FILE.html|.csv|.parquet|.tex|.md] [--json]
@@ -24,6 +26,8 @@ Plans, launches and measures large-model training. The verb comes first; without
   cancel   end the jobs of runs, sweeps and chains   RUN ...
   resume   the same run again, from its checkpoint   RUN ... [KEY=VALUE ...] [--from-step N] [--current-code] [--state STATE]
   rerun    a new run with an old one's configuration RUN ... [KEY=VALUE ...] [--state STATE]
+  export   a checkpoint as a Hugging Face folder     RUN --out FOLDER [--step N] [--dtype bf16|fp32|fp16] [--shard-size 5GB]
+                                                     [--tokenizer FILE] [--no-check]
   diff     what differs between two runs, by key     RUN RUN [--json]     exit code 0 nothing, 1 something
   doctor   what this cluster and this machine have, and what to do where something is missing
                                                      [run.root=FOLDER] [cluster=local] [--json]

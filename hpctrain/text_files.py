@@ -1,4 +1,4 @@
-"""Which files ``data=text data.path=...`` means; asked at submission and again by every rank."""
+"""Which files ``data=text data.path=... data.validation_path=...`` mean; asked at submission and again by every rank."""
 
 from __future__ import annotations
 
@@ -9,35 +9,47 @@ from hpctrain.config.schema import DataConfig
 from hpctrain.errors import ConfigError, Problem
 
 
-def text_files(data: DataConfig) -> list[Path]:
+def text_files(data: DataConfig, key: str = "data.path") -> list[Path]:
     """The file at ``data.path``, or all ``*.txt`` below that folder, sorted.
 
+    Args:
+        data: where it is, and how large it may be.
+        key: ``data.validation_path`` for what is named there.
+
     Raises:
-        ConfigError: nothing is there, or it is larger than ``data.max_bytes``.
+        ConfigError: nothing is there, it is larger than ``data.max_bytes``, or what is to be validated is trained on.
     """
-    assert data.path is not None  # the plan asks for it
-    path = Path(data.path).expanduser()
+    named = data.validation_path if key == "data.validation_path" else data.path
+    assert named is not None  # the plan asks for it
+
+    def refused(rule: str, fix: str) -> ConfigError:
+        return ConfigError((Problem(key, named, rule, fix),))
+
+    path = Path(os.path.expanduser(named))
     if not path.exists():
         nearest = next(parent for parent in path.absolute().parents if parent.exists())
-        raise _refused(data, "there is no such file or folder", f"{nearest} is there")
+        raise refused("there is no such file or folder", f"{nearest} is there")
     files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
     if not files:
-        raise _refused(data, "the folder holds no *.txt", "name a file or another folder")
+        raise refused("the folder holds no *.txt", "name a file or another folder")
     unreadable = [file for file in files if not os.access(file, os.R_OK)]
     if unreadable:
-        raise _refused(data, f"{unreadable[0]} may not be read", "ask its owner, or name another file")
+        raise refused(f"{unreadable[0]} may not be read", "ask its owner, or name another file")
     num_bytes = sum(file.stat().st_size for file in files)
     if num_bytes == 0:
-        raise _refused(data, f"the text is empty ({len(files)} file(s) of 0 bytes)", "name another file")
+        raise refused(f"the text is empty ({len(files)} file(s) of 0 bytes)", "name another file")
     if num_bytes > data.max_bytes:
-        raise _refused(
-            data,
+        raise refused(
             f"the text has {num_bytes:,} bytes, data.max_bytes={data.max_bytes:,}: every rank holds it in memory,"
             " two bytes a byte",
             f"set data.max_bytes={num_bytes} or name less",
         )
+    if key == "data.validation_path":
+        trained = {file.resolve() for file in text_files(data)}
+        shared = [file for file in files if file.resolve() in trained]
+        if shared:
+            raise refused(
+                f"data.path={data.path} has {shared[0]} too ({len(shared)} of {len(files)} file(s)): it would be trained on",
+                "name text that data.path does not hold, or set data.validation_fraction instead",
+            )
     return files
-
-
-def _refused(data: DataConfig, rule: str, fix: str) -> ConfigError:
-    return ConfigError((Problem("data.path", str(data.path), rule, fix),))

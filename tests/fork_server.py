@@ -42,12 +42,16 @@ ENGINE = (
 """For ranks."""
 _AT_IMPORT = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "DEEPSPEED_TIMEOUT": "30", "OMP_NUM_THREADS": "1"}
 """What a CPU rank sets before it imports torch and DeepSpeed; its threads it sets by torch's own function."""
-_READ_LATER = ("SUBMITIT_", "HPCTRAIN_", "OMPI_", "PYTEST_", "MASTER_", "TMPDIR", "PYTHONPATH", "TORCH_EXTENSIONS_DIR")
-_READ_LATER_WHOLE = {
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
-    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
+_READ_AT_IMPORT = (
+    *("TORCH", "PYTORCH_", "DS_", "DEEPSPEED_", "OMP_", "MKL_", "KMP_", "GOMP_", "CUDA_"),
+    *("MALLOC_", "LD_", "PYTHON"),  # and what is read before the first import
+)
+_READ_LATER = {
+    *("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),  # see above
+    *("TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "PYTHONPATH"),  # when something is compiled or started
+    "PYTORCH_NVML_BASED_CUDA_CHECK",  # DeepSpeed's import sets it, in the test process too
 }
-"""Variables that may differ from the server's: nothing that it imports reads them, or not finally (see ``_AT_IMPORT``)."""
+"""Variables that must be the server's, by their beginnings, and those of them that need not."""
 _HERE = dict(os.environ)
 """Before any test has changed it."""
 _MOST_BYTES = 2**17
@@ -147,7 +151,7 @@ class ForkServer:
         Raises:
             ValueError: a variable differs from the server's which torch or DeepSpeed may have read when it was imported.
         """
-        different = {name for name, _ in environment.items() ^ self.environment.items() if not _is_read_later(name)}
+        different = {name for name, _ in environment.items() ^ self.environment.items() if _is_read_early(name)}
         early = different - (_AT_IMPORT.keys() - environment.keys())  # those that a rank will set as they are here
         if early:
             raise ValueError(f"{sorted(early)}: may be read at the import of torch; start a true process")
@@ -189,8 +193,8 @@ def fork_server(modules: tuple[str, ...], **variables: str) -> ForkServer:
     return ForkServer(modules, variables)
 
 
-def _is_read_later(name: str) -> bool:
-    return name.startswith(_READ_LATER) or name in _READ_LATER_WHOLE
+def _is_read_early(name: str) -> bool:
+    return name.startswith(_READ_AT_IMPORT) and name not in _READ_LATER
 
 
 def serve(control: socket.socket) -> None:

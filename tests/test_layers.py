@@ -13,14 +13,25 @@ ALLOWED = {
     "secret_text": set(),
     "errors": {"secret_text"},
     "units": set(),
+    "user_path": set(),
     "text_table": set(),
     "text_files": {"errors", "config.schema"},
+    "token_corpora": {"errors", "config.schema", "plan.data_rules", "tokens"},
+    "tokens": {"errors", "units", "text_table", "config.strict_values", "record.files", "tokens"},
+    "huggingface": {"errors", "config.schema", "plan", "record.files", "tokens", "huggingface"},
     "config": {"errors", "secret_text", "config"},
     "plan": {"errors", "secret_text", "units", "config.schema", "plan"},
     "record": {"errors", "secret_text", "units", "config.schema", "config.build", "plan", "record"},
-    "launch": {"errors", "secret_text", "units", "text_files", "text_table", "config", "plan", "record", "launch"},
+    "launch": {
+        *("errors", "secret_text", "units", "text_files", "user_path", "huggingface", "token_corpora", "text_table"),
+        *("config", "plan", "record", "launch"),
+    },
     "analysis": {"errors", "units", "text_table", "config.schema", "plan", "record", "rehearse.result", "analysis"},
-    "worker": {"errors", "units", "text_files", "config.schema", "plan", "record", "worker"},
+    "track": {"errors", "secret_text", "units", "config.schema", "config.trackers", "plan", "record", "track"},
+    "worker": {
+        *("errors", "units", "text_files", "token_corpora", "tokens", "huggingface"),
+        *("config.schema", "plan", "record", "worker"),
+    },
     "rehearse": {"errors", "units", "text_table", "config.schema", "plan", "record", "worker", "rehearse"},
 }
 """Each room and the rooms it may import from; cli and help_text stand above all."""

@@ -1,4 +1,4 @@
-"""Run folders, and logs of other systems, to tidy frames: ``runs`` (a row each, whatever its state), ``steps``, ``attempts``."""
+"""Run folders, and logs of other systems, to tidy frames: ``runs`` (a row each, whatever its state), ``steps`` and others."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import multiprocessing
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pandas as pd
+from numpy.typing import NDArray
 
 from hpctrain.analysis.logs.log_files import find_logs, load_logs
 from hpctrain.analysis.node_files import SAMPLE_DTYPES, read_samples
@@ -19,7 +20,8 @@ from hpctrain.analysis.run_row import RunData, RunSummary
 from hpctrain.analysis.steady import mark_columns
 from hpctrain.analysis.step_files import NO_STEPS, read_steps
 from hpctrain.analysis.summary import summarise
-from hpctrain.analysis.validity import fastest_step_s, plan_problem
+from hpctrain.analysis.validation_files import VALIDATION_DTYPES, read_validations
+from hpctrain.analysis.validity import fastest_step_s, full_batch_step, plan_problem
 from hpctrain.errors import RecordError
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.files import path_text, plain_text, read_record
@@ -44,6 +46,10 @@ RECORDED_STEP_DTYPES: dict[str, str] = {
     "data_time_s": "float64",
     "tokens": "int64",
     "peak_memory_bytes": "int64",
+    "forward_time_s": "float64",
+    "backward_time_s": "float64",
+    "optimizer_time_s": "float64",
+    "loss_scale": "float64",
 }
 STEP_DTYPES: dict[str, str] = {
     "folder": "string",
@@ -81,7 +87,7 @@ MIN_RUNS_FOR_PROCESSES = 200
 
 @dataclass(frozen=True)
 class Frames:
-    """Any number of runs; ``folder`` joins the four frames."""
+    """Any number of runs; ``folder`` joins the frames."""
 
     runs: pd.DataFrame
     steps: pd.DataFrame
@@ -90,10 +96,16 @@ class Frames:
     """Telemetry, a row a look at a node; the GPU columns are NA on a node without GPUs."""
     problems: tuple[str, ...] = ()
     """Places in which no run was found, folders that could not be opened, and damaged telemetry."""
+    validations: pd.DataFrame = field(default_factory=lambda: _frame([], VALIDATION_DTYPES))
+    """Losses on held-out data, a row each."""
 
     def steps_of(self, folder: str) -> pd.DataFrame:
         """The marked steps of one run."""
         return self.steps[self.steps["folder"] == folder]
+
+    def validations_of(self, folder: str) -> pd.DataFrame:
+        """Those of one run."""
+        return self.validations[self.validations["folder"] == folder]
 
 
 @dataclass(frozen=True)
@@ -105,6 +117,7 @@ class RunFrames:
     attempts: tuple[AttemptRecord, ...] = ()
     samples: pd.DataFrame | None = None
     problems: tuple[str, ...] = ()
+    validations: pd.DataFrame | None = None
 
 
 def load_frames(roots: Iterable[Path], *, steps: bool = True, samples: bool = True) -> Frames:
@@ -182,7 +195,8 @@ def _load_run(run: RunPaths, with_steps: bool, with_samples: bool) -> RunFrames:
         steps=data.steps if with_steps and len(data.columns["step"]) else None,
         attempts=data.attempts,
         samples=table if table is not None and len(table) else None,
-        problems=tuple(map(plain_text, problems)),
+        problems=tuple(map(plain_text, (*problems, *data.validation_problems))),
+        validations=data.validations if len(data.validations) else None,
     )
 
 
@@ -211,11 +225,15 @@ def read_run(run: RunPaths) -> RunData:
             was_cancelled = _was_cancelled(run, files.attempts[-1])
         except RecordError as error:
             problems.append(str(error))
+    columns = _marked(lines.columns, plan, files.attempts)
+    validations, validation_problems = read_validations(run, columns)
     return RunData(
         folder=path_text(run.root),
         plan=plan,
         attempts=files.attempts,
-        columns=mark_columns(lines.columns, 0.0 if plan is None else fastest_step_s(plan, files.attempts)),
+        columns=columns,
+        validations=validations,
+        validation_problems=validation_problems,
         damaged_lines=lines.damaged_lines,
         problem=plain_text("; ".join(problems)),
         num_lines=lines.num_lines,
@@ -224,6 +242,14 @@ def read_run(run: RunPaths) -> RunData:
         last_attempt_is_known=files.last_is_known,
         was_cancelled=was_cancelled,
     )
+
+
+def _marked(
+    columns: Mapping[str, NDArray[Any]], plan: RunPlan | None, attempts: Sequence[AttemptRecord]
+) -> dict[str, NDArray[Any]]:
+    if plan is None:
+        return mark_columns(columns)
+    return mark_columns(columns, fastest_step_s(plan, attempts), full_batch_step(plan))
 
 
 def _was_cancelled(run: RunPaths, last: AttemptRecord) -> bool:
@@ -247,6 +273,7 @@ def join_frames(runs: Sequence[RunFrames], problems: Sequence[str] = ()) -> Fram
         attempts=_frame(attempts, ATTEMPT_DTYPES),
         samples=_joined([(run.summary, run.samples) for run in runs], SAMPLE_DTYPES),
         problems=(*problems, *(problem for run in runs for problem in run.problems)),
+        validations=_joined([(run.summary, run.validations) for run in runs], VALIDATION_DTYPES),
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 from numpy.typing import NDArray
 
 from hpctrain.analysis.steady import attempt_bounds
+from hpctrain.analysis.validation_files import NO_VALIDATIONS
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.schema import AttemptRecord
 
@@ -46,6 +47,10 @@ class RunData:
     """False: nobody knows how the run stands."""
     was_cancelled: bool = False
     """A user cancelled the job of the last attempt after it began."""
+    validations: pd.DataFrame = field(default_factory=lambda: NO_VALIDATIONS)
+    """See ``validation_files.read_validations``."""
+    validation_problems: tuple[str, ...] = ()
+    """They cost validations, and no run its validity."""
 
     @property
     def steps(self) -> pd.DataFrame:
@@ -114,7 +119,7 @@ class RunSummary:
     num_recorded_steps: int = 0
     """Different steps on the curve."""
     num_dead_steps: int = 0
-    """On the curve: skipped, without a finite loss, or without a time."""
+    """On the curve: skipped, without a finite loss, or without a time; but not the skips in which fp16 finds its loss scale."""
     dead_share: float | None = None
     """Share of the curve."""
     num_outlier_steps: int = 0
@@ -128,6 +133,11 @@ class RunSummary:
     step_time_low_s: float | None = None
     """95 % interval of the median that allows for dependence of neighbouring steps, see ``intervals``; None: too few steps."""
     step_time_high_s: float | None = None
+    data_time_s: float | None = None
+    """Waiting for data, median; the next three are rank 0's, see ``StepRecord``, and None of a pipeline and of old records."""
+    forward_time_s: float | None = None
+    backward_time_s: float | None = None
+    optimizer_time_s: float | None = None
     tokens_per_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     wall_tokens_per_s: float | None = None
@@ -146,6 +156,8 @@ class RunSummary:
     """What it counts: ``model``, ``hardware``, ``megatron`` or ``unknown``."""
     final_loss: float | None = None
     """Of the last step on the curve; None if it had none."""
+    validation_loss: float | None = None
+    """On held-out data, last on the curve; None: not validated, or not finite."""
     peak_memory_bytes: int | None = None
     """Rank 0."""
     gpu_hours: float | None = None

@@ -34,11 +34,12 @@ def mark_steps(steps: pd.DataFrame, fastest_step_s: float = 0.0) -> pd.DataFrame
     """The steps of one run by (attempt, step), with six flags.
 
     ``superseded``: a later attempt started again at or before this step, or the step was written twice; not on the curve.
-    ``warm_up``: by ``num_warm_up_steps``. ``dead``: the optimizer did not update, or loss or time is no number above
-    zero time. ``rejected``: faster than the hardware's peak allows, so its time is wrong. ``steady``: none of these; the
-    only steps that speeds are computed from. ``outlier``: steady, and far from the median of its attempt, see
-    ``outlier_steps``. Outliers stay in the median and its interval: a median hardly moves with them, and to leave them out
-    would make speeds depend on the rule and flatter a run that is often slow. They are in the wall-clock time anyhow.
+    ``warm_up``: by ``num_warm_up_steps``, and the steps of a batch ramp, whose batch is not the full one. ``dead``: the optimizer
+    did not update, or loss or time is no number above zero time. ``rejected``: faster than the hardware's peak allows, so its
+    time is wrong. ``steady``: none of these; the only steps that speeds are computed from. ``outlier``: steady, and far from the
+    median of its attempt, see ``outlier_steps``. Outliers stay in the median and its interval: a median hardly moves with them,
+    and to leave them out would make speeds depend on the rule and flatter a run that is often slow. They are in the wall-clock
+    time anyhow.
 
     Args:
         steps: columns attempt, step, loss, skipped, step_time_s, and any others.
@@ -47,8 +48,16 @@ def mark_steps(steps: pd.DataFrame, fastest_step_s: float = 0.0) -> pd.DataFrame
     return pd.DataFrame(mark_columns({str(name): steps[name].to_numpy() for name in steps}, fastest_step_s), copy=False)
 
 
-def mark_columns(columns: Mapping[str, NDArray[Any]], fastest_step_s: float = 0.0) -> dict[str, NDArray[Any]]:
-    """``mark_steps`` on bare columns, for many runs: a frame costs as much as all the marks."""
+def mark_columns(
+    columns: Mapping[str, NDArray[Any]], fastest_step_s: float = 0.0, full_batch_step: int = 1
+) -> dict[str, NDArray[Any]]:
+    """``mark_steps`` on bare columns, for many runs: a frame costs as much as all the marks.
+
+    Args:
+        columns: as there.
+        fastest_step_s: as there, of a step with the full batch.
+        full_batch_step: the first step with it; above 1 after a batch ramp.
+    """
     attempt, step = columns["attempt"], columns["step"]
     if not _is_ordered(attempt, step):
         # Stable: within equal keys the order of the file stays, so that the last line of a step is the one that counts.
@@ -56,11 +65,12 @@ def mark_columns(columns: Mapping[str, NDArray[Any]], fastest_step_s: float = 0.
         columns = {name: column[order] for name, column in columns.items()}
         attempt, step = columns["attempt"], columns["step"]
     bounds = attempt_bounds(attempt)
-    superseded, warm_up = _superseded(attempt, step, bounds), _warm_up(step, bounds)
+    growing: NDArray[np.bool_] = step < full_batch_step
+    superseded, warm_up = _superseded(attempt, step, bounds), _warm_up(step, bounds) | growing
     time_s = columns["step_time_s"]
     has_time = np.isfinite(time_s) & (time_s > 0)
     dead = columns["skipped"] | ~np.isfinite(columns["loss"]) | ~has_time
-    rejected = has_time & (time_s < fastest_step_s)
+    rejected = has_time & (time_s < fastest_step_s) & ~growing
     steady = ~(superseded | warm_up | dead | rejected)
     outlier = np.zeros(len(steady), bool)
     with np.errstate(over="ignore", invalid="ignore"):  # a damaged time may be as large as a double
@@ -69,6 +79,18 @@ def mark_columns(columns: Mapping[str, NDArray[Any]], fastest_step_s: float = 0.
             outlier[part] = outlier_steps(time_s[part])
     flags = {"superseded": superseded, "warm_up": warm_up, "dead": dead, "rejected": rejected, "outlier": outlier}
     return {**columns, **flags, "steady": steady}
+
+
+def seeks_loss_scale(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
+    """Skipped steps of fp16 before the first update: a dynamic loss scale starts high, and every run comes down from there.
+
+    Args:
+        columns: loss, skipped and loss_scale (not finite: nothing is scaled) by step, in order.
+    """
+    is_skipped = columns["skipped"].astype(bool)
+    before_updates = np.cumsum(~is_skipped) == 0
+    sought: NDArray[np.bool_] = before_updates & np.isfinite(columns["loss"]) & np.isfinite(columns["loss_scale"])
+    return sought
 
 
 def attempt_bounds(attempt: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -2,7 +2,8 @@
 
 ``StepWriter`` writes every record with the same text around its values. A block of lines in which that text stands byte by byte
 where it should, and nothing but JSON numbers between, is read as columns; any other block is read line by line. So damage
-costs time and never changes a number.
+costs time and never changes a number. A block is held against the layout of its first line's schema version; where a newer
+version went on with an older one's file, one block holds both and is read line by line.
 """
 
 from __future__ import annotations
@@ -18,24 +19,36 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from hpctrain.record.files import open_regular
-from hpctrain.record.lines import MAX_LINE_BYTES, parse_step
-from hpctrain.record.schema import SCHEMA_VERSION, StepRecord
+from hpctrain.record.lines import MAX_LINE_BYTES, STEP_HINTS, parse_step
+from hpctrain.record.schema import StepRecord
 
 BLOCK_BYTES = 16 << 20
 """Read at once, so that memory stays flat in the size of the file."""
 
 _HINTS: dict[str, Any] = get_type_hints(StepRecord)
 _DTYPES = {name: np.dtype(hint if hint in (int, bool) else float) for name, hint in _HINTS.items()}
-_IS_FLAG = np.array([[hint is bool] for hint in _HINTS.values()])
-_MAY_BE_NULL = np.array([[hint == float | None] for hint in _HINTS.values()])
-_TEXTS = [("{" if number == 0 else ", ") + f'"{name}": ' for number, name in enumerate(_HINTS)]
-"""What stands before each value of a line."""
-_TEXT_LENGTHS = np.array([[len(text)] for text in _TEXTS])
 _LINE_END = b"}\n"
 _WORD = 8
 
 _SIGN, _COLON, _POINT, _ZERO, _NULL = b"-:.0n"
 _MAY_FOLLOW_ZERO = np.isin(np.arange(256), list(b".eE,}"))
+
+
+class _Layout:
+    """How ``StepWriter`` writes, or wrote, a line of one schema version."""
+
+    def __init__(self, version: int, hints: dict[str, Any]) -> None:
+        self.version = version
+        self.hints = hints
+        self.is_flag = np.array([[hint is bool] for hint in hints.values()])
+        self.may_be_null = np.array([[hint == float | None] for hint in hints.values()])
+        self.texts = [("{" if number == 0 else ", ") + f'"{name}": ' for number, name in enumerate(hints)]
+        """What stands before each value of a line."""
+        self.text_lengths = np.array([[len(text)] for text in self.texts])
+
+
+_LAYOUTS = {f'{{"schema_version": {version},'.encode(): _Layout(version, hints) for version, hints in STEP_HINTS.items()}
+"""By the beginning of a line."""
 
 
 @dataclass(frozen=True)
@@ -135,11 +148,14 @@ class _Found:
 
 def _read_columns(block: bytes) -> dict[str, NDArray[Any]] | None:
     """The block's columns, or None where only the strict reader can tell what it holds."""
-    text = np.frombuffer(block, np.uint8)
-    bounds = _bounds(text)
-    if bounds is None or not _texts_stand(text, bounds):
+    layout = next((layout for start, layout in _LAYOUTS.items() if block.startswith(start)), None)
+    if layout is None:
         return None
-    nulls = _nulls(text, bounds)
+    text = np.frombuffer(block, np.uint8)
+    bounds = _bounds(text, layout)
+    if bounds is None or not _texts_stand(text, bounds, layout.texts):
+        return None
+    nulls = _nulls(text, bounds, layout)
     if nulls is None:
         return None
     # Without a copy: a string array is offsets into the block.
@@ -147,38 +163,41 @@ def _read_columns(block: bytes) -> dict[str, NDArray[Any]] | None:
     pieces = pa.StringArray.from_buffers(bounds.size, pa.py_buffer(offsets.data), pa.py_buffer(block))
     places = np.arange(0, bounds.size, len(bounds), dtype=np.int32)
     columns: dict[str, NDArray[Any]] = {}
-    for number, name in enumerate(_HINTS):
+    for number, name in enumerate(layout.hints):
         values = pieces.take(pa.array(places + np.int32(2 * number + 1)))
         column = _flags(values) if _HINTS[name] is bool else _numbers(values, _DTYPES[name], nulls[number])
         if column is None:
             return None
         columns[name] = column
-    return columns if (columns["schema_version"] == SCHEMA_VERSION).all() else None
+    if (columns["schema_version"] != layout.version).any():
+        return None
+    lacking = (name for name in _HINTS if name not in layout.hints)
+    return columns | {name: np.full(bounds.shape[1], np.nan) for name in lacking}
 
 
-def _bounds(text: NDArray[np.uint8]) -> NDArray[np.int64] | None:
-    """Where each text and each value of a line should begin, ``(25, lines)``; None if the colons are not those of records.
+def _bounds(text: NDArray[np.uint8], layout: _Layout) -> NDArray[np.int64] | None:
+    """Where each text and each value of a line should begin, ``(33, lines)``; None if the colons are not those of records.
 
     A value begins behind a colon, and the text before it has its known length, so colons are all that must be looked for.
     """
     colons = np.flatnonzero(text == _COLON)
-    num_values = len(_HINTS)
+    num_values = len(layout.hints)
     num_lines, rest = divmod(len(colons), num_values)
     if rest or not num_lines:
         return None
     bounds = np.empty((2 * num_values + 1, num_lines), np.int64)
     bounds[1::2] = colons.reshape(num_lines, num_values).T + len(": ")
-    bounds[:-1:2] = bounds[1::2] - _TEXT_LENGTHS
+    bounds[:-1:2] = bounds[1::2] - layout.text_lengths
     bounds[-1, :-1] = bounds[0, 1:] - len(_LINE_END)
     bounds[-1, -1] = len(text) - len(_LINE_END)
     is_rising = bounds[0, 0] == 0 and (bounds[1:] > bounds[:-1]).all()
     return bounds if is_rising and (bounds[-1] - bounds[0]).max() < MAX_LINE_BYTES else None
 
 
-def _texts_stand(text: NDArray[np.uint8], bounds: NDArray[np.int64]) -> bool:
+def _texts_stand(text: NDArray[np.uint8], bounds: NDArray[np.int64], texts: list[str]) -> bool:
     """Between the values stand the keys in their order, and lines end where they should, byte by byte."""
     words = np.ndarray((len(text) - _WORD + 1,), "<u8", buffer=text, strides=(1,))  # the eight bytes from each byte on
-    for starts, expected in zip(bounds[:-1:2], _TEXTS, strict=True):
+    for starts, expected in zip(bounds[:-1:2], texts, strict=True):
         for place in (*range(0, len(expected) - _WORD, _WORD), len(expected) - _WORD):
             word = int.from_bytes(expected[place : place + _WORD].encode(), "little")
             if (words[starts + place] != word).any():
@@ -186,15 +205,15 @@ def _texts_stand(text: NDArray[np.uint8], bounds: NDArray[np.int64]) -> bool:
     return bool((text[bounds[-1]] == _LINE_END[0]).all() and (text[bounds[-1] + 1] == _LINE_END[1]).all())
 
 
-def _nulls(text: NDArray[np.uint8], bounds: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-    """Which values begin as ``null``, ``(12, lines)``; None if another one does not begin and end as a JSON number.
+def _nulls(text: NDArray[np.uint8], bounds: NDArray[np.int64], layout: _Layout) -> NDArray[np.bool_] | None:
+    """Which values begin as ``null``, ``(16, lines)``; None if another one does not begin and end as a JSON number.
 
     Flags are looked at elsewhere. What lies between is left to pyarrow, which takes what JSON takes, and besides these: a
     sign ``+``, a missing digit beside the point or at the end, zeros in front, base 16, and words for what is not finite.
     """
     starts, ends = bounds[1::2], bounds[2::2]
     first = text[starts]
-    nulls = (first == _NULL) & _MAY_BE_NULL
+    nulls = (first == _NULL) & layout.may_be_null
     is_number = _is_digit(first)
     if (first == _SIGN).any():
         starts = starts + (first == _SIGN)
@@ -204,7 +223,7 @@ def _nulls(text: NDArray[np.uint8], bounds: NDArray[np.int64]) -> NDArray[np.boo
     zeros = starts[first == _ZERO]
     points = np.flatnonzero(text == _POINT)
     is_good = (
-        (is_number | nulls | _IS_FLAG).all()
+        (is_number | nulls | layout.is_flag).all()
         and _MAY_FOLLOW_ZERO[text[zeros + 1]].all()
         and _is_digit(text[points + 1]).all()
     )

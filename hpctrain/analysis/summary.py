@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from hpctrain.analysis.intervals import dependent_median_interval
 from hpctrain.analysis.run_row import RunData, RunSummary
+from hpctrain.analysis.steady import seeks_loss_scale
+from hpctrain.analysis.validation_files import last_validation_loss
 from hpctrain.analysis.validity import invalid_reasons, num_missing_steps, world_sizes
 from hpctrain.analysis.wall_clock import wall_clock
 from hpctrain.plan.run_plan import RunPlan
@@ -83,7 +85,7 @@ def _with_planned(summary: RunSummary, plan: RunPlan) -> RunSummary:
 def _with_recorded(row: RunSummary, data: RunData, steps: Columns) -> RunSummary:
     """State, counts, loss and memory, from the attempts and the curve."""
     curve = ~steps["superseded"]
-    num_steps, num_dead = int(curve.sum()), int((steps["dead"] & curve).sum())
+    num_steps, num_dead = int(curve.sum()), int((steps["dead"] & curve & ~seeks_loss_scale(steps)).sum())
     last = data.attempts[-1] if data.attempts and data.last_attempt_is_known else None
     sizes = world_sizes(data.attempts, data.attempts_on_curve)
     final_loss = float(steps["loss"][curve][-1]) if num_steps else math.nan
@@ -100,6 +102,7 @@ def _with_recorded(row: RunSummary, data: RunData, steps: Columns) -> RunSummary
         num_outlier_steps=int(steps["outlier"].sum()),
         num_rejected_steps=int((steps["rejected"] & curve).sum()),
         final_loss=final_loss if math.isfinite(final_loss) else None,
+        validation_loss=last_validation_loss(data.validations),
         peak_memory_bytes=peak_memory,
         memory_error=_error(row.predicted_memory_bytes, peak_memory),
     )
@@ -114,6 +117,12 @@ def _state(data: RunData, last: AttemptRecord | None) -> str:
 def _error(predicted: float | None, measured: float | None) -> float | None:
     """Predicted over measured, less 1; None where one of them is not known, or nothing was measured."""
     return predicted / measured - 1 if predicted is not None and measured else None
+
+
+def _median_part(steps: Columns, name: str) -> float | None:
+    """Of a part of the steady steps; None where one of them does not tell it."""
+    times_s = steps[name][steps["steady"]]
+    return float(np.median(times_s)) if np.isfinite(times_s).all() else None
 
 
 def _with_speeds(row: RunSummary, plan: RunPlan, steps: Columns) -> RunSummary:
@@ -131,6 +140,10 @@ def _with_speeds(row: RunSummary, plan: RunPlan, steps: Columns) -> RunSummary:
         step_time_high_s=step_time.high,
         tokens_per_s=tokens / step_time.median,
         prediction_error=_error(row.predicted_step_time_s, step_time.median),
+        data_time_s=_median_part(steps, "data_time_s"),
+        forward_time_s=_median_part(steps, "forward_time_s"),
+        backward_time_s=_median_part(steps, "backward_time_s"),
+        optimizer_time_s=_median_part(steps, "optimizer_time_s"),
     )
     if not row.world_size:
         return row

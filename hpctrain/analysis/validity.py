@@ -32,7 +32,8 @@ def plan_problem(plan: RunPlan) -> str:
         "layout.num_nodes": layout.num_nodes,
         "layout.gpus_per_node": layout.gpus_per_node,
         "layout.world_size": layout.world_size,
-        **{f"batch.{name}": value for name, value in vars(batch).items()},
+        **{f"batch.{name}": value for name, value in vars(batch).items() if name != "ramp"},
+        **{f"batch.ramp.{stage.first_step}": stage.global_batch_size for stage in batch.ramp},
         "batch.tokens_per_step": batch.tokens_per_step,
         "num_steps": plan.num_steps,
         "memory.ranks_per_node": memory.ranks_per_node,
@@ -57,6 +58,11 @@ def plan_problem(plan: RunPlan) -> str:
 def world_sizes(attempts: Iterable[AttemptRecord], on_curve: set[int]) -> set[int | None]:
     """What the attempts that made the curve measured; all attempts, if there is no step yet."""
     return {attempt.world_size for attempt in attempts if not on_curve or attempt.attempt in on_curve}
+
+
+def full_batch_step(plan: RunPlan) -> int:
+    """The first step with the full batch; those before it are of a ramp."""
+    return plan.batch.ramp[-1].first_step if plan.batch.ramp else 1
 
 
 def fastest_step_s(plan: RunPlan, attempts: Iterable[AttemptRecord]) -> float:
@@ -95,6 +101,8 @@ def invalid_reasons(summary: RunSummary, data: RunData, contradiction: str) -> l
     if summary.state == "completed" and summary.step_time_s is None:
         is_check = data.plan is not None and data.plan.payload == "launch_check"
         recorded = f"no steady step among {summary.num_recorded_steps} recorded"
+        if data.plan is not None and (full := full_batch_step(data.plan)) > 1:
+            recorded += f", and the batch is the full one from step {full} on"
         reasons.append("a launch check, which trains nothing" if is_check else recorded)
     return reasons
 

@@ -7,6 +7,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any, get_args
 
+import yaml
+
 from hpctrain.config.schema import Config
 from hpctrain.config.strict_values import read_strictly, type_hints
 
@@ -20,19 +22,33 @@ def build_config(values: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: unknown keys (with the nearest known ones), wrong types, values out of range; all of them at once.
     """
-    return read_strictly(Config, values)
+    return read_strictly(Config, _with_spelled_blend(values))
+
+
+def _with_spelled_blend(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Hydra has no keys for paths with some signs; in quotes they arrive as text that spells a mapping."""
+    data = values.get("data")
+    if not isinstance(data, Mapping) or not isinstance(data.get("blend"), str):
+        return values
+    try:
+        spelled = yaml.safe_load(data["blend"])
+    except yaml.YAMLError:
+        return values
+    return {**values, "data": {**data, "blend": spelled}} if isinstance(spelled, Mapping) else values
 
 
 @functools.cache
 def config_fields(section: tuple[str, ...] = ()) -> dict[str, Any]:
     """Names and types of the keys of one section, ``()`` for the top level.
 
-    >>> "num_layers" in config_fields(("model",))
-    True
+    >>> "num_layers" in config_fields(("model",)), "project" in config_fields(("track", "wandb"))
+    (True, True)
     """
     cls: Any = Config
     for name in section:
-        cls = type_hints(cls)[name]
+        hint = type_hints(cls)[name]
+        # A section that may be left out is a union with None.
+        cls = next((part for part in get_args(hint) if isinstance(part, type) and dataclasses.is_dataclass(part)), hint)
     is_section: bool = dataclasses.is_dataclass(cls)
     return type_hints(cls) if is_section else {}
 

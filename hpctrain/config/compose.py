@@ -19,6 +19,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from hpctrain.config.build import build_config, config_fields, takes_text
 from hpctrain.config.experiments import GROUP, SWEEP_KEY, experiment_file, stated_groups, sweep_blocks
+from hpctrain.config.hydra_text import hydra_text, quoted_word
 from hpctrain.config.schema import Config
 from hpctrain.config.shell_hint import shell_variable_hint
 from hpctrain.config.sweep_axes import Axis, can_be_set, plain_values, refers_to_others, settable_axes, with_value
@@ -75,7 +76,7 @@ def compose_points(words: Sequence[str], multirun: bool, extra_dirs: Sequence[Pa
     words = [word for word in words if word.lstrip("+") != f"{GROUP}=null"]  # the default, which Hydra cannot be told
     typed = [parse_override(word) for word in words]
     check_overrides(typed, words, multirun, extra_dirs)
-    search_path = ",".join(_hydra_text(f"file://{path.resolve()}") for path in extra_dirs)
+    search_path = ",".join(hydra_text(f"file://{path.resolve()}") for path in extra_dirs)
     fixed = (f"hydra.searchpath=[{search_path}]",) if extra_dirs else ()
     points: list[Point] = []
     problems: list[Problem] = []
@@ -141,7 +142,7 @@ def parse_override(word: str) -> Override:
     key = key.lstrip("+")
     if (takes_text(key) or key.startswith("env.")) and not any(sign in value for sign in "\"'([{"):
         # An account 012 or a name 2024_11_29 is text, whatever number Hydra would make of it.
-        values = [_hydra_text(part) if _PLAIN_NUMBER.fullmatch(part) else part for part in value.split(",")]
+        values = [hydra_text(part) if _PLAIN_NUMBER.fullmatch(part) else part for part in value.split(",")]
         word = f"{word.partition('=')[0]}={','.join(values)}" if "=" in word else word
     try:
         return parser.parse_override(word)
@@ -163,13 +164,7 @@ def _parses(word: str) -> bool:
 def _quoted(word: str) -> str:
     """The override with its value in Hydra's double quotes."""
     key, _, value = word.partition("=")
-    return f"{key}={_hydra_text(value)}"
-
-
-def _hydra_text(value: str) -> str:
-    """The value in Hydra's double quotes."""
-    inner = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{inner}"'
+    return f"{key}={hydra_text(value)}"
 
 
 def _quoting_advice(word: str, reason: str) -> str:
@@ -178,10 +173,8 @@ def _quoting_advice(word: str, reason: str) -> str:
         return f"{word}: is no override; write key=value, or one of the verbs first (see --help)"
     if not _parses(f"{key}=x"):
         return f"{key}: is not how a key is written; parts of letters, digits and _ with dots between them"
-    # Single quotes for the shell around Hydra's double quotes.
-    quoted = _quoted(word).replace("'", "'\\''")
     first = next((line for line in reason.splitlines() if line.strip()), reason)
-    return f"{key}: {value!r} has characters that Hydra reads as grammar ({first}); type '{quoted}'"
+    return f"{key}: {value!r} has characters that Hydra reads as grammar ({first}); type {quoted_word(_quoted(word))}"
 
 
 def check_overrides(

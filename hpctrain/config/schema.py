@@ -10,7 +10,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from hpctrain.config.aio import AioConfig
 from hpctrain.config.limits import Limits
+from hpctrain.config.trackers import TrackConfig
 
 Count = Annotated[int, Limits(gt=0, lt=2**41)]
 NonNegativeInt = Annotated[int, Limits(ge=0)]
@@ -20,9 +22,9 @@ Fraction = Annotated[float, Limits(ge=0, lt=1)]
 Text = Annotated[str, Limits(min_length=1)]
 
 Architecture = Literal["gpt", "llama"]
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
 DeviceKind = Literal["cuda", "cpu"]
-ActivationCheckpointing = Literal["none", "full"]
+ActivationCheckpointing = Literal["none", "selective", "full"]
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,22 @@ class ParallelismConfig:
     """How parameters, gradients and optimizer state are spread; DeepSpeed's ZeRO keys, sizes in elements."""
 
     name: Text
-    zero_stage: Literal[1, 2, 3]
-    offload_optimizer: Literal["none", "cpu"] = "none"
-    offload_param: Literal["none", "cpu"] = "none"
+    zero_stage: Literal[0, 1, 2, 3]
+    """0: plain data parallelism, all of it on every rank."""
+    offload_optimizer: Literal["none", "cpu", "nvme"] = "none"
+    offload_param: Literal["none", "cpu", "nvme"] = "none"
     offload_ratio: Annotated[float, Limits(gt=0, le=1)] = 1.0
-    """Share of the optimizer's sub-groups that offload_optimizer moves to the host; the rest stays on the GPU. Below 1 only in
+    """Share of the optimizer's sub-groups that offload_optimizer moves off the GPU; the rest stays on it. Below 1 only in
     stage 3."""
+    fit_offload_ratio: bool = False
+    """Take, in place of offload_ratio, the smallest one with which a tenth of the GPU stays free (ZeRO-Cache)."""
+    nvme_ratio: Annotated[float, Limits(gt=0, le=1)] = 1.0
+    """Share of what leaves the GPU that offload_optimizer=nvme moves to NVMe; the rest stays in host memory."""
+    nvme_path: Text | None = None
+    """Folder on each node's own NVMe, below which a job makes its own; None: the hardware's ``nvme_path``."""
+    pipeline_swaps: bool = True
+    """offload_optimizer=nvme: read the next sub-group and write the last one while one is stepped."""
+    aio: AioConfig = field(default_factory=AioConfig)
     tensor_parallel_size: Count = 1
     """Ranks that split each matrix between them (Megatron)."""
     pipeline_parallel_size: Count = 1
@@ -114,6 +126,13 @@ class HardwareConfig:
     """GPU to host memory, one direction, GB/s a GPU; asked for where something is offloaded."""
     host_memory_gb_per_s: Positive | None = None
     """Memory of a node's processors, GB/s, all sockets together; asked for where the optimizer runs on the CPU."""
+    nvme_path: Text | None = None
+    """Folder on the node's own NVMe; None: stated by ``parallelism.nvme_path`` where something is moved there."""
+    nvme_gib_per_node: Positive | None = None
+    """Room of that file system, GiB a node; None: looked at when the ranks start."""
+    nvme_read_gb_per_s: Positive | None = None
+    """Sequential reads, GB/s a node, all drives together; asked for where something is moved to NVMe, as the next."""
+    nvme_write_gb_per_s: Positive | None = None
     price_per_gpu_hour: Positive | None = None
     """Price of one GPU for one hour, in ``price_currency``; ``plan --price`` wins."""
     price_currency: Text | None = None
@@ -216,8 +235,20 @@ class LaunchConfig:
     watchdog_min: Positive | None = None
     """Minutes without a step after which the stacks of all ranks are printed and the run ends; None: no watchdog.
 
-    Off until the first step of an attempt is done; longer than the longest step with the saving of a checkpoint.
+    Off until the first step of an attempt is done; longer than the longest step with the saving of a checkpoint and a validation.
     """
+
+
+@dataclass(frozen=True)
+class BatchRampConfig:
+    """How the global batch grows to ``training.global_batch_size`` (Megatron-LM's --rampup-batch-size), in sequences."""
+
+    start: Count
+    """Of the first step."""
+    increment: Count
+    """By which it grows, after equal shares of ``samples``."""
+    samples: Count
+    """Sequences after which the batch is the full one."""
 
 
 @dataclass(frozen=True)
@@ -235,23 +266,49 @@ class TrainingConfig:
     global_batch_size: Count | None = None
     """Sequences per optimizer step; None: micro batch x data-parallel degree x accumulation."""
     gradient_accumulation_steps: Count | None = None
+    batch_ramp: BatchRampConfig | None = None
+    """Begin with a smaller global batch, by less accumulation; None: the full one from the first step."""
     precision: Precision | None = None
     """None: the hardware's ``default_precision``."""
+    loss_scale: NonNegative | None = None
+    """Of fp16: a fixed factor on the loss, which keeps small gradients above fp16's smallest number; None or 0: a dynamic one."""
+    initial_scale_power: Annotated[int, Limits(ge=0, le=32)] = 16
+    """A dynamic loss scale starts at 2 to this power."""
+    loss_scale_window: Count = 1000
+    """Steps in a row without an overflow after which a dynamic loss scale doubles."""
+    min_loss_scale: Annotated[int, Limits(gt=0, le=2**32)] = 1
+    """A dynamic loss scale halves down to this; an overflow there ends the run."""
+    hysteresis: Count = 2
+    """Which overflow since a dynamic loss scale last doubled halves it, as each one after it does."""
     activation_checkpointing: ActivationCheckpointing | None = None
-    """full: keep each block's input and run its forward again; None: only where it does not fit without."""
+    """selective: recompute norms and activation functions, not products; full: keep each block's input and run its forward again;
+    None: the first of none, selective, full that fits."""
+    loss_chunk_size: NonNegativeInt | None = None
+    """Tokens of which the loss has scores at a time; 0: all of a micro batch; None: chosen by the plan."""
     offload_activations: bool = False
     """Keep the blocks' inputs in pinned host memory between forward and backward; with activation_checkpointing=full."""
+    compile: bool = False
+    """Compile each block by torch.compile, in the first step."""
     learning_rate: Positive = 6e-4
     min_learning_rate: NonNegative = 6e-5
     warmup_steps: NonNegativeInt = 0
+    decay: Literal["cosine", "linear", "constant"] = "cosine"
+    """From learning_rate after the warm-up to min_learning_rate at the last step; constant: stays at learning_rate."""
     weight_decay: NonNegative = 0.1
     beta1: Fraction = 0.9
     beta2: Fraction = 0.95
     eps: Positive = 1e-8
     gradient_clipping: NonNegative = 1.0
     seed: NonNegativeInt = 1234
+    init_from: Text | None = None
+    """A folder in Hugging Face's layout, Llama or GPT-2 of the model's shape, with whose weights a new run begins; None: drawn
+    by the seed."""
     log_interval: Count = 10
     """Steps between two flushes of ``steps.jsonl``; every step gets its line."""
+    validation_interval: Count | None = None
+    """Steps between two validations on held-out data (data.validation_*), one more after the last step; None: none."""
+    validation_batches: Count = 10
+    """Held-out global batches of a validation, always the same ones; fewer where the held-out data ends before."""
     start_timeout_min: Count = 30
     """Minutes that ranks wait for each other at the start."""
     collective_timeout_min: Count = 30
@@ -276,9 +333,17 @@ class DataConfig:
     """Where the tokens come from."""
 
     name: Text
-    kind: Literal["stdlib", "text", "synthetic"]
+    kind: Literal["stdlib", "text", "synthetic", "tokens"]
     path: Text | None = None
-    """text: a UTF-8 file, or a folder of which all ``*.txt`` are read."""
+    """text: a UTF-8 file, or a folder of which all ``*.txt`` are read; tokens: PREFIX of ``PREFIX.bin`` and ``PREFIX.idx``."""
+    blend: dict[Text, Positive] = field(default_factory=dict)
+    """tokens: prefix to weight in place of ``path``; the share of a corpus in the sequences is its weight over their sum."""
+    validation_path: Text | None = None
+    """What is never trained on, of the same kind as ``path``."""
+    validation_fraction: Fraction = 0.0
+    """Share at the end of the corpus (of each one of a blend) that is kept for validation and never trained on."""
+    tokenizer_digest: Text | None = None
+    """tokens: digest of the tokenizer that the manifests must name; None: those of a blend must only be equal."""
     max_bytes: Count = 64 * 2**20
     """Text beyond this size is left out (stdlib) or refused (text): every rank holds the corpus in memory."""
 
@@ -306,6 +371,7 @@ class Config:
     data: DataConfig
     run: RunConfig
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+    track: TrackConfig = field(default_factory=TrackConfig)
     env: dict[str, str | int | float | bool] = field(default_factory=dict)
     """Environment variables of every rank; they win over what hpctrain would set. Secret ones are written to no file."""
     env_from_shell: tuple[Text, ...] = ()

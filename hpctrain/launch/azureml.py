@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import shlex
 import socket
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.errors import PreparedRunError
+from hpctrain.launch.run_folder import absolute_path
 from hpctrain.launch.snapshot import snapshot_of
 from hpctrain.plan.azureml_job import AzureMlTarget, azureml_job_name, azureml_job_text
 from hpctrain.record.files import write_text
@@ -30,6 +32,8 @@ def submit_azureml(run: RunPaths, request: AzureMlRequest) -> SubmissionRecord:
         PreparedRunError: it was not sent, with the reason and the command that does so by hand.
     """
     target = AzureMlTarget(str(run.root), run.root.name, snapshot_of(run), _FIRST_ATTEMPT)
+    # A relative path would be looked for beside job.yml.
+    request = dataclasses.replace(request, data_path=absolute_path(request.data_path))
     write_text(run.azureml_job, azureml_job_text(request, target))
     command = create_command(run, request.settings)
     if importlib.util.find_spec("azure") is None or importlib.util.find_spec("azure.ai.ml") is None:

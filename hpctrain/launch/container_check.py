@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, Problem
 from hpctrain.plan.container import is_image_file, parse_mount
+from hpctrain.plan.data_rules import named_paths
+from hpctrain.user_path import user_path
 
 
 def check_container(config: Config, python: str) -> None:
@@ -24,7 +26,7 @@ def check_container(config: Config, python: str) -> None:
     if container.runtime == "none" or container.image is None:
         return
     problems = _image_problems(container.image) if is_image_file(container) else []
-    root = str(Path(config.run.root).expanduser().absolute())
+    root = str(user_path(config.run.root))
     if "," in root or ":" in root:
         rule = "a container's mounts are parted by commas and colons, so the run folder's path cannot have them"
         problems.append(Problem("run.root", config.run.root, rule, "choose a folder without them"))
@@ -32,11 +34,18 @@ def check_container(config: Config, python: str) -> None:
         rule = f"the ranks would use {python}, which is not mounted"
         fix = "set it to an interpreter of the image, or mount that environment in cluster.container.mounts"
         problems.append(Problem("cluster.container.python", "null", rule, fix))
-    if config.data.kind == "text" and config.data.path is not None:
-        path = str(Path(config.data.path).expanduser().absolute())
-        if not _is_mounted(path, container.mounts):
-            fix = f"add '{path}:{path}:ro' to cluster.container.mounts"
-            problems.append(Problem("data.path", config.data.path, "is not mounted in the container", fix))
+    for key, named in named_paths(config.data):
+        path = user_path(named)
+        if not _is_mounted(str(path), container.mounts):
+            # Of token files a prefix is named, and there is no file of that name.
+            needed = path.parent if config.data.kind == "tokens" else path
+            fix = f"add '{needed}:{needed}:ro' to cluster.container.mounts"
+            problems.append(Problem(key, named, "is not mounted in the container", fix))
+    weights = config.training.init_from
+    if weights is not None and not _is_mounted(str(user_path(weights)), container.mounts):
+        folder = user_path(weights)
+        fix = f"add '{folder}:{folder}:ro' to cluster.container.mounts"
+        problems.append(Problem("training.init_from", weights, "is not mounted in the container", fix))
     if problems:
         raise ConfigError(problems)
 

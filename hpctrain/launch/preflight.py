@@ -15,9 +15,11 @@ from hpctrain.config.schema import DataConfig, TrainingConfig
 from hpctrain.errors import ConfigError, LaunchError, Problem
 from hpctrain.plan.azureml_job import is_uri
 from hpctrain.plan.checkpoint_size import room_problem
+from hpctrain.plan.data_rules import named_paths
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.text_files import text_files
 from hpctrain.units import gib
+from hpctrain.user_path import user_path
 
 
 def check_slurm_is_here() -> None:
@@ -59,14 +61,37 @@ def check_setup(setup: Sequence[str]) -> None:
         raise ConfigError(problems)
 
 
-def check_data(data: DataConfig) -> None:
-    """Whether the text is there and small enough; its contents are judged by the ranks, before the first step.
+def check_data(points: Sequence[tuple[DataConfig, RunPlan]]) -> None:
+    """Whether what is to be read is there and fits the model, as far as it can be told without reading all of it.
+
+    A text must not be too large; token files must be whole, long enough and of the model's vocabulary. The ranks judge the
+    contents, before the first step.
+
+    Args:
+        points: data and plan of each run; what several share is looked at once.
 
     Raises:
-        ConfigError: there is no such file or folder, nothing to read in it, or too much.
+        ConfigError: what is wrong, of all of them.
     """
-    if data.kind == "text" and data.path is not None and not is_uri(data.path):
-        text_files(data)
+    problems: list[Problem] = []
+    asked: list[tuple[DataConfig, int, int]] = []
+    for data, plan in points:
+        question = (data, plan.model.vocab_size, plan.batch.seq_len)
+        if question in asked or any(is_uri(path) for _, path in named_paths(data)):
+            continue
+        asked.append(question)
+        try:
+            if data.kind == "text":
+                for key, _ in named_paths(data):
+                    text_files(data, key)
+            elif data.kind == "tokens":
+                from hpctrain.token_corpora import token_corpora  # of use for this kind alone
+
+                token_corpora(*question)
+        except ConfigError as error:
+            problems += [problem for problem in error.problems if problem not in problems]
+    if problems:
+        raise ConfigError(problems)
 
 
 def check_packages(plan: RunPlan) -> None:
@@ -80,6 +105,7 @@ def check_packages(plan: RunPlan) -> None:
     needed = {"torch": "train", "deepspeed": "train"}
     if plan.cluster_kind == "local":
         needed |= {"pandas": "analysis", "matplotlib": "analysis"}
+    needed |= dict.fromkeys(plan.trackers, "track")
     require_packages(needed, "whose Python the ranks use")
 
 
@@ -128,7 +154,7 @@ def check_run_root(root: str) -> Path:
     Raises:
         ConfigError: it has a ``%`` or a line break (sbatch expands or splits them in output paths), or is not writable.
     """
-    path = Path(root).expanduser().absolute()
+    path = user_path(root)
     if any(sign in "%\\" or not sign.isprintable() for sign in str(path)):
         rule = "sbatch expands % and \\ in output paths, and a line break ends a directive"
         raise ConfigError((Problem("run.root", root, rule, "choose a folder without them"),))

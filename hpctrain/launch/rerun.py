@@ -10,6 +10,7 @@ from hpctrain.config.changes import change_config
 from hpctrain.config.compose import Point
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_config, read_overrides, runs_folder
+from hpctrain.user_path import user_path
 
 
 def rerun_point(run: RunPaths, words: Sequence[str]) -> tuple[Point, Path]:
@@ -20,7 +21,6 @@ def rerun_point(run: RunPaths, words: Sequence[str]) -> tuple[Point, Path]:
     """
     config = read_config(run)
     changed = change_config(config, words)
-    root = Path(changed.config.run.root) if "run.root" in changed.changed else runs_folder(run)
-    root = root.expanduser().absolute()
+    root = user_path(changed.config.run.root) if "run.root" in changed.changed else runs_folder(run).absolute()
     config = dataclasses.replace(changed.config, run=dataclasses.replace(changed.config.run, root=str(root)))
     return Point((*read_overrides(run), *words), config, (), str(run.root)), root

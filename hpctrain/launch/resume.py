@@ -19,11 +19,18 @@ from hpctrain.record.checkpoints import Checkpoint, read_checkpoints
 from hpctrain.record.files import write_json, write_text
 from hpctrain.record.frozen_config import config_text
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.reader import StepsFile, read_each_attempt, read_overrides, read_submission
-from hpctrain.record.resume_check import resume_problems
+from hpctrain.record.reader import StepsFile, read_each_attempt, read_overrides, read_plan, read_submission
+from hpctrain.record.resume_check import is_cut_alike, resume_problems
 from hpctrain.record.schema import AttemptRecord
 from hpctrain.secret_text import redact_override
+from hpctrain.units import counted
 
+_HOW_IT_IS_SPREAD = (
+    *("nodes", "hardware.gpus_per_node", "parallelism.", "training.micro_batch_size"),
+    *("training.gradient_accumulation_steps", "training.activation_checkpointing", "training.offload_activations"),
+    "training.loss_chunk_size",
+)
+"""Over how many ranks, and in which parts: the global batch stays, and a checkpoint's state is cut anew."""
 _MAY_CHANGE = (
     *(
         "cluster.",
@@ -35,9 +42,10 @@ _MAY_CHANGE = (
         "training.keep_checkpoints",
     ),
     *("training.checkpoint_", "training.check_checkpoint_room", "training.start_timeout_min"),
-    *("training.collective_timeout_min", "training.telemetry_interval_s", "nodes", "hardware.gpus_per_node"),
+    *("training.collective_timeout_min", "training.telemetry_interval_s"),
+    *_HOW_IT_IS_SPREAD,
 )
-"""Keys, or beginnings of keys, that do not decide what a step computes; a checkpoint refuses another number of ranks."""
+"""Keys, or beginnings of keys, that do not decide what a step computes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +133,8 @@ def resumed_config(run: RunPaths, config: Config, request: ResumeRequest) -> Res
     if problems:
         raise ConfigError(problems)
     notes = [f"{key} is changed" for key in changed.changed]
+    changed, batch_notes = _with_the_same_batch(run, changed)
+    notes += batch_notes
     if changed.config.training.num_steps != config.training.num_steps:
         notes.append(
             f"training.num_steps={changed.config.training.num_steps}: the learning-rate schedule now ends there, and not at"
@@ -132,6 +142,24 @@ def resumed_config(run: RunPaths, config: Config, request: ResumeRequest) -> Res
         )
     config, exclude_notes = _without_failed_nodes(changed.config, failed_nodes(read_each_attempt(run).attempts))
     return ResumeChanges(config, (*notes, *exclude_notes), request.words)
+
+
+def _with_the_same_batch(run: RunPaths, changed: ChangedConfig) -> tuple[ChangedConfig, list[str]]:
+    """The global batch as it was, where the ranks or their micro batches are others now; the accumulation follows from it."""
+    if not any(key.startswith(_HOW_IT_IS_SPREAD) for key in changed.changed):
+        return changed, []
+    training, batch = changed.config.training, read_plan(run).batch
+    notes = []
+    if training.global_batch_size is None:
+        notes.append(f"training.global_batch_size={batch.global_batch_size}: stays what it was")
+        training = dataclasses.replace(training, global_batch_size=batch.global_batch_size)
+    if (
+        training.gradient_accumulation_steps is not None
+        and "training.gradient_accumulation_steps" not in changed.changed
+    ):
+        notes.append("training.gradient_accumulation_steps=null: it follows from the global batch and the ranks")
+        training = dataclasses.replace(training, gradient_accumulation_steps=None)
+    return dataclasses.replace(changed, config=dataclasses.replace(changed.config, training=training)), notes
 
 
 def _kept_problems(before: Config, changed: ChangedConfig) -> list[Problem]:
@@ -217,12 +245,22 @@ def checkpoint_to_go_on_from(run: RunPaths, plan: RunPlan, config: Config, from_
     return complete[-1]
 
 
+def has_checkpoint(run: RunPaths, from_step: int | None) -> bool:
+    """Whether there is something to go on from."""
+    return from_step != 0 and bool(read_checkpoints(run).complete)
+
+
 def start_note(run: RunPaths, checkpoint: Checkpoint | None, plan: RunPlan) -> str:
     """From where the run goes on."""
     if plan.payload != "train":
         return "the check is made once more"
     if checkpoint is not None:
-        return f"goes on after step {checkpoint.step} of {plan.num_steps}"
+        told = f"goes on after step {checkpoint.step} of {plan.num_steps}"
+        if is_cut_alike(checkpoint.record, plan):
+            return told
+        saved = f"{counted(checkpoint.record.world_size, 'rank')} of ZeRO {checkpoint.record.zero_stage}"
+        now = f"{counted(plan.layout.world_size, 'rank')} of ZeRO {plan.zero_stage} ({plan.layout.degrees_text})"
+        return f"{told}; its state, saved by {saved}, is cut anew for {now}"
     steps = [record.step for record in StepsFile(run.steps).new_records()]
     lost = f"; its {max(steps)} steps are made once more" if steps else ""
     return f"begins at step 1 of {plan.num_steps}, since there is no checkpoint to go on from{lost}"

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import time
 from pathlib import Path
+from typing import overload
 
 from hpctrain.config.compose import Point
 from hpctrain.config.schema import Config
@@ -20,6 +21,7 @@ from hpctrain.plan.slurm_request import slurm_safe_name
 from hpctrain.record.files import json_text, write_json, write_text
 from hpctrain.record.frozen_config import config_text
 from hpctrain.record.paths import RunPaths
+from hpctrain.user_path import user_path
 
 _LONGEST_SLUG = 60
 
@@ -100,7 +102,7 @@ def code_text(root: Path, python: str) -> str:
 
 def _fill_run_folder(run: RunPaths, point: Point, plan: RunPlan, python: str) -> None:
     _write_run(run, point, plan)
-    code = code_text(Path(point.config.run.root).expanduser().absolute(), python)
+    code = code_text(user_path(point.config.run.root), python)
     if point.rerun_of:
         code = json_text(json.loads(code) | {"rerun_of": point.rerun_of})
     write_text(run.code, code)
@@ -117,10 +119,24 @@ def _write_run(run: RunPaths, point: Point, plan: RunPlan) -> None:
 
 def _with_absolute_paths(config: Config) -> Config:
     """A relative path means the folder that the run was submitted from, wherever its ranks start."""
-    if config.data.path is None or is_uri(config.data.path):
-        return config
-    path = str(Path(config.data.path).expanduser().absolute())
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, path=path))
+    data = config.data
+    absolute = dataclasses.replace(
+        data,
+        path=absolute_path(data.path),
+        blend={absolute_path(prefix): weight for prefix, weight in data.blend.items()},
+        validation_path=absolute_path(data.validation_path),
+    )
+    training = dataclasses.replace(config.training, init_from=absolute_path(config.training.init_from))
+    return dataclasses.replace(config, data=absolute, training=training)
+
+
+@overload
+def absolute_path(path: str) -> str: ...
+@overload
+def absolute_path(path: str | None) -> str | None: ...
+def absolute_path(path: str | None) -> str | None:
+    """The path from the root of the file system, ``~`` put in; a URI as it is."""
+    return path if path is None or is_uri(path) else str(user_path(path))
 
 
 def remove_run_folder(run: RunPaths) -> None:

@@ -6,11 +6,13 @@ Source: Azure Machine Learning, «CLI (v2) command job YAML schema».
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import Problem, known_names_hint
+from hpctrain.plan.data_rules import mounted_folder
 from hpctrain.plan.layout import Layout
 from hpctrain.plan.own_variables import ATTEMPT_VARIABLE
 from hpctrain.units import stated_limit_s
@@ -40,7 +42,9 @@ class AzureMlRequest:
     tags: dict[str, str] = field(default_factory=dict)
     description: str = ""
     data_path: str | None = None
-    """Text that the ranks read: a URI, or a local path that is uploaded."""
+    """Text that the ranks read, or the folder of token files: a URI, or a local path that is uploaded."""
+    data_name: str = ""
+    """Of the token files in that folder."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,9 @@ class AzureMlTarget:
 
 def build_azureml_request(config: Config, layout: Layout, env: dict[str, str]) -> AzureMlRequest:
     """The request for one run; see ``azureml_problems`` for what is wrong with it."""
+    data_path, data_name = config.data.path, ""
+    if config.data.kind == "tokens" and data_path is not None:
+        data_path, data_name = mounted_folder(data_path)
     return AzureMlRequest(
         instance_count=layout.num_nodes,
         process_count_per_instance=layout.gpus_per_node,
@@ -70,7 +77,8 @@ def build_azureml_request(config: Config, layout: Layout, env: dict[str, str]) -
             "hpctrain.training": config.training.name,
         },
         description=config.run.note,
-        data_path=config.data.path,
+        data_path=data_path,
+        data_name=data_name,
     )
 
 
@@ -80,8 +88,8 @@ def azureml_job_text(request: AzureMlRequest, target: AzureMlTarget) -> str:
     words = ['python -u -m hpctrain.launch.azureml_entry "${{inputs.submitted}}" "${{outputs.run}}"']
     inputs: dict[str, Any] = {"submitted": {"type": "uri_folder", "path": target.run_dir, "mode": "download"}}
     if request.data_path is not None:
-        words.append('"${{inputs.data}}"')
-        kind = settings.get("data_type") or _data_type(request.data_path)
+        words.append('"${{inputs.data}}"' + (f"/{shlex.quote(request.data_name)}" if request.data_name else ""))
+        kind = "uri_folder" if request.data_name else settings.get("data_type") or _data_type(request.data_path)
         inputs["data"] = {"type": kind, "path": request.data_path, "mode": "ro_mount"}
     output = settings.get("output_path", _DEFAULT_OUTPUT).rstrip("/")
     image = settings.get("image")

@@ -17,15 +17,19 @@ def checkpoint_bytes(num_parameters: int, zero_stage: int, precision: Precision)
     """Bytes of the files that DeepSpeed writes for one checkpoint, all ranks together.
 
     The optimizer state in fp32, cut over the ranks; in stages 1 and 2 also the parameters in the training type, written once
-    (stage 3 makes them from the fp32 copy). Leaves out names and padding: some kilobytes a file.
+    (stage 3 makes them from the fp32 copy). In stage 0 one rank writes all, and fp32 parameters have no copy. Leaves out names
+    and padding: some kilobytes a file.
 
     Source: DeepSpeed 0.19.8, runtime/zero/stage3.py _rigid_state_dict, runtime/zero/stage_1_and_2.py state_dict,
     runtime/engine.py _save_checkpoint; held against saved files in tests/worker/test_checkpoint.py.
 
     >>> checkpoint_bytes(1000, 3, "bf16"), checkpoint_bytes(1000, 2, "bf16"), checkpoint_bytes(1000, 1, "fp32")
     (12000, 14000, 16000)
+    >>> checkpoint_bytes(1000, 0, "bf16"), checkpoint_bytes(1000, 0, "fp32")
+    (14000, 12000)
     """
-    weights = 0 if zero_stage == 3 else BYTES_PER_ELEMENT[precision]
+    is_in_copy = zero_stage == 3 or (zero_stage == 0 and precision == "fp32")
+    weights = 0 if is_in_copy else BYTES_PER_ELEMENT[precision]
     return num_parameters * (OPTIMIZER_BYTES + weights)
 
 

@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass
 
 from hpctrain.config.schema import DeviceKind, HardwareConfig
+from hpctrain.plan.batch_ramp import steps_for_samples
 from hpctrain.plan.cost_options import CostOptions
 from hpctrain.plan.goodput import HOUR_S, PUBLISHED_NODE_MTBF_HOURS, Failures, Goodput, planned_goodput
+from hpctrain.plan.layout import Batch
 from hpctrain.plan.run_plan import RunPlan
 
 LEAST_GOODPUT = 0.001
@@ -81,9 +83,8 @@ def run_cost(
     step_time_s = _step_time_s(plan, options)
     if step_time_s is None:
         return None, f"no predicted step time, {plan.prediction_gap}; for one plan --step-time-s states a measured one"
-    tokens_per_step = plan.batch.tokens_per_step
-    num_steps = plan.num_steps if options.tokens is None else steps_for_tokens(options.tokens, tokens_per_step)
-    compute_s = step_time_s.times(num_steps)
+    num_steps = plan.num_steps if options.tokens is None else steps_for_tokens(options.tokens, plan.batch)
+    compute_s = step_time_s.times(full_steps(plan, num_steps))
     mtbf_hours = options.node_mtbf_hours or hardware.node_mtbf_hours
     goodput, failure_gap = _goodput(plan, hardware, options, mtbf_hours, step_time_s.value)
     elapsed_s = compute_s.times(1 / goodput.training) if goodput and not failure_gap else None
@@ -98,7 +99,7 @@ def run_cost(
     if gpu_power_w is None and node_power_w is None:
         gaps.append(f"energy: hardware={hardware.name} states no power; hardware.gpu_power_w=WATTS states it")
     cost = RunCost(
-        tokens=num_steps * tokens_per_step,
+        tokens=plan.batch.tokens_before(num_steps + 1),
         num_steps=num_steps,
         step_time_s=step_time_s,
         is_predicted=options.step_time_s is None,
@@ -120,15 +121,34 @@ def run_cost(
     return cost, ""
 
 
-def steps_for_tokens(tokens: float, tokens_per_step: int) -> int:
-    """Whole optimizer steps that see at least ``tokens`` tokens.
+def steps_for_tokens(tokens: float, batch: Batch) -> int:
+    """Whole optimizer steps that see at least ``tokens`` tokens, those of a batch ramp included.
 
     The 530B point of DeepSpeed on Azure, 8,192 x 1,024 tokens in 204.1 s, takes 84.5 days for 300e9 tokens:
 
-    >>> steps_for_tokens(300e9, 8192 * 1024), round(35763 * 204.1 / 86400, 1)
+    >>> steps_for_tokens(300e9, Batch(8, 1, 8192, 1024)), round(35763 * 204.1 / 86400, 1)
     (35763, 84.5)
     """
-    return math.ceil(tokens / tokens_per_step)
+    if batch.ramp:
+        return steps_for_samples(batch.ramp, tokens / batch.seq_len)
+    return math.ceil(tokens / batch.tokens_per_step)
+
+
+def full_steps(plan: RunPlan, num_steps: int) -> float:
+    """The time of the first ``num_steps`` steps in steps with the full batch; with a ramp a fraction.
+
+    Steps of a ramp count by their predicted time over that of a full one; without a prediction by their share of the batch,
+    which leaves out that optimizer and communication take as long with a small one.
+    """
+    batch, speed = plan.batch, plan.prediction
+    total = float(num_steps)
+    for number, stage in enumerate(batch.ramp[:-1]):
+        steps = min(num_steps + 1, batch.ramp[number + 1].first_step) - stage.first_step
+        share = stage.global_batch_size / batch.global_batch_size
+        if speed is not None and speed.ramp_times_s:
+            share = speed.ramp_times_s[number] / speed.step_time_s
+        total -= max(0, steps) * (1 - share)
+    return total
 
 
 def _step_time_s(plan: RunPlan, options: CostOptions) -> Estimate | None:

@@ -55,10 +55,26 @@ def build_ds_config(
     }
     if precision == "bf16":
         config["bf16"] = {"enabled": True}
-    if parallelism.offload_optimizer == "cpu":
+    if precision == "fp16":
+        config["fp16"] = _fp16_section(training)
+    if parallelism.offload_optimizer != "none":
         # Without it DeepSpeed refuses torch's own Adam beside offload.
         config["zero_force_ds_cpu_optimizer"] = use_cuda or parallelism.offload_ratio < 1
     return config
+
+
+def _fp16_section(training: TrainingConfig) -> dict[str, Any]:
+    """Of a dynamic loss scale DeepSpeed gets the first value, and the worker moves it: see hpctrain/worker/loss_scale.py."""
+    if training.loss_scale:
+        return {"enabled": True, "loss_scale": training.loss_scale}
+    return {
+        "enabled": True,
+        "loss_scale": 0,
+        "initial_scale_power": training.initial_scale_power,
+        "loss_scale_window": training.loss_scale_window,
+        "min_loss_scale": training.min_loss_scale,
+        "hysteresis": training.hysteresis,
+    }
 
 
 def _optimizer_kernel(parallelism: ParallelismConfig, use_cuda: bool) -> dict[str, bool]:
@@ -67,12 +83,14 @@ def _optimizer_kernel(parallelism: ParallelismConfig, use_cuda: bool) -> dict[st
     For a part of the optimizer on the host the engine takes no other (runtime/zero/stage3.py: «Hybrid Optimizer Only Supports
     DeepSpeedCPUAdam»), on CPU ranks too.
     """
-    if parallelism.offload_optimizer == "cpu" and (use_cuda or parallelism.offload_ratio < 1):
+    if parallelism.offload_optimizer != "none" and (use_cuda or parallelism.offload_ratio < 1):
         return {}
     return {"torch_adam": True, "fused": True} if use_cuda else {"torch_adam": True}
 
 
 def _zero_section(num_parameters: int, parallelism: ParallelismConfig, use_cuda: bool) -> dict[str, Any]:
+    if parallelism.zero_stage == 0:
+        return {"stage": 0}
     pin_memory = parallelism.pin_memory and use_cuda
     section: dict[str, Any] = {
         "stage": parallelism.zero_stage,
@@ -82,7 +100,7 @@ def _zero_section(num_parameters: int, parallelism: ParallelismConfig, use_cuda:
         "overlap_comm": parallelism.overlap_comm and parallelism.pipeline_parallel_size == 1,
         "contiguous_gradients": True,
     }
-    if parallelism.offload_optimizer == "cpu":
+    if parallelism.offload_optimizer != "none":  # of NVMe: see nvme_config
         section["offload_optimizer"] = {"device": "cpu", "pin_memory": pin_memory, "ratio": parallelism.offload_ratio}
     if parallelism.zero_stage == 3:
         section |= {
@@ -93,7 +111,7 @@ def _zero_section(num_parameters: int, parallelism: ParallelismConfig, use_cuda:
             "sub_group_size": parallelism.sub_group_size or DEFAULT_SUB_GROUP_SIZE,
             "leaf_module": {"classes": [LEAF_MODULE]},
         }
-        if parallelism.offload_param == "cpu":
+        if parallelism.offload_param != "none":
             section["offload_param"] = {"device": "cpu", "pin_memory": pin_memory}
         if parallelism.hpz_partition_size > 1:
             section["zero_hpz_partition_size"] = parallelism.hpz_partition_size

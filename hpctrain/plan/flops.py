@@ -20,7 +20,8 @@ class StepFlops:
     model_flops: float
     """Forward and backward once, dense attention."""
     hardware_flops: float
-    """What is executed: with full activation checkpointing each block's forward runs twice (see ``step_flops``)."""
+    """What is executed: with full activation checkpointing each block's forward runs twice (see ``step_flops``). Selective
+    checkpointing and a loss in chunks run no product twice."""
     megatron_flops: float
     """The count behind the published 175B to 2T results; contains full recomputation whether or not it is done."""
 

@@ -102,6 +102,15 @@ def gathered_visits(parameters: RankParameters, rules: GatherRules, is_recompute
     return _Replay(parameters, rules, is_recomputed).run()
 
 
+@functools.lru_cache(maxsize=64)
+def most_gathered_at_once(parameters: RankParameters, rules: GatherRules, is_recomputed: bool, smallest: int) -> int:
+    """Parameters of at least ``smallest`` elements that are gathered, or on their way, at once; at most."""
+    replay = _Replay(parameters, rules, is_recomputed)
+    replay.watch(smallest)
+    replay.run()
+    return replay.most_gathered
+
+
 class _Replay:
     def __init__(self, parameters: RankParameters, rules: GatherRules, is_recomputed: bool) -> None:
         self._rules = rules
@@ -111,6 +120,14 @@ class _Replay:
         )
         self._live = 0
         self._num_available = 0
+        self._watched: tuple[_Parameter, ...] = ()
+        self.most_gathered = 0
+        """Watched parameters that were gathered, or on their way, at once."""
+
+    def watch(self, smallest: int) -> None:
+        """Counts parameters of at least so many elements."""
+        own = (parameter for module, _, _ in self._trace for parameter in module.own)
+        self._watched = tuple(parameter for parameter in dict.fromkeys(own) if parameter.numel >= smallest)
 
     def run(self) -> tuple[Visit, ...]:
         visits = []
@@ -118,6 +135,8 @@ class _Replay:
             fetching = self._fetch(module, step)
             self._prefetch()
             visits.append(Visit(is_backward, module.block, fetching, self._live))
+            num_gathered = sum(1 for one in self._watched if one.is_available or one.handle)
+            self.most_gathered = max(self.most_gathered, num_gathered)
             if is_released:
                 self._release(module, step + 1)
         return tuple(visits)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hpctrain.config.schema import TrainingConfig
 from hpctrain.errors import Problem
+from hpctrain.plan.batch_ramp import RampStage, ramp_problems, ramp_stages, samples_before, stage_of
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,16 @@ class Layout:
         pipeline, data = divmod(rest, self.data_parallel_degree)
         return RankPlace(pipeline, data, sequence, tensor)
 
+    def rank_at(self, place: RankPlace) -> int:
+        """The rank that stands there.
+
+        >>> layout = Layout(2, 4, tensor_parallel_size=2, pipeline_parallel_size=2)
+        >>> [layout.rank_at(layout.place(rank)) for rank in range(8)]
+        [0, 1, 2, 3, 4, 5, 6, 7]
+        """
+        replica = place.pipeline * self.data_parallel_degree + place.data
+        return (replica * self.sequence_parallel_size + place.sequence) * self.tensor_parallel_size + place.tensor
+
     def holds_same_parameters(self, rank: int, other: int) -> bool:
         """Whether two ranks stand in the same stage and tensor-parallel part.
 
@@ -89,18 +100,43 @@ class Batch:
 
     micro_batch_size: int
     gradient_accumulation_steps: int
+    """Of a step with the full batch; of each step ``accumulation_of``."""
     global_batch_size: int
+    """The full one, to which a ramp leads."""
     seq_len: int
+    ramp: tuple[RampStage, ...] = ()
+    """Stages of ``training.batch_ramp``, the last with the full batch; empty: every step has the full batch."""
 
     @property
     def tokens_per_step(self) -> int:
+        """Of the full batch."""
         return self.global_batch_size * self.seq_len
+
+    def global_batch_of(self, step: int) -> int:
+        """Sequences of optimizer step ``step``, from 1."""
+        return stage_of(self.ramp, step).global_batch_size if self.ramp else self.global_batch_size
+
+    def accumulation_of(self, step: int) -> int:
+        """Micro steps of optimizer step ``step``, from 1."""
+        return self.global_batch_of(step) * self.gradient_accumulation_steps // self.global_batch_size
+
+    def samples_before(self, step: int) -> int:
+        """Sequences that the steps before ``step`` consumed, all ranks together: where the step stands in the data."""
+        return samples_before(self.ramp, step) if self.ramp else (step - 1) * self.global_batch_size
+
+    def tokens_of(self, step: int) -> int:
+        """Tokens of optimizer step ``step``, from 1, all ranks together."""
+        return self.global_batch_of(step) * self.seq_len
+
+    def tokens_before(self, step: int) -> int:
+        """Tokens of the steps before ``step``; of a whole run: ``tokens_before(num_steps + 1)``."""
+        return self.samples_before(step) * self.seq_len
 
 
 def resolve_batch(
     training: TrainingConfig, micro_batch_size: int, data_parallel_degree: int, seq_len: int
 ) -> tuple[Batch, tuple[Problem, ...]]:
-    """Fills in the missing corner of the batch triangle, or says which rule is broken.
+    """Fills in the missing corner of the batch triangle, or says which rule is broken; a ramp leads to the batch that it gives.
 
     With neither global batch nor accumulation given, accumulation is 1.
     """
@@ -135,4 +171,8 @@ def resolve_batch(
                 f"set training.gradient_accumulation_steps={global_batch // per_micro_step} or leave it out",
             ),
         )
-    return Batch(micro_batch_size, accumulation, global_batch, seq_len), problems
+    ramp: tuple[RampStage, ...] = ()
+    if (stated := training.batch_ramp) is not None and not problems:
+        problems = tuple(ramp_problems(stated, global_batch, per_micro_step))
+        ramp = () if problems else ramp_stages(stated.start, stated.increment, stated.samples, global_batch)
+    return Batch(micro_batch_size, accumulation, global_batch, seq_len, ramp), problems

@@ -1,7 +1,8 @@
 """The memory that a run takes, per GPU and per node, before it runs: closed rules and two small replays, no measurement.
 
-The rules follow what DeepSpeed 0.19.8 allocates, phase by phase: ``stage3_memory``, ``stage12_memory``. They are held against
-rehearsals of the real engine in tests/rehearse. What they leave out: fragmentation of the allocator, and workspaces of libraries.
+The rules follow what DeepSpeed 0.19.8 allocates, phase by phase: ``stage3_memory``, ``stage12_memory``, ``stage0_memory``.
+They are held against rehearsals of the real engine in tests/rehearse. What they leave out: fragmentation of the allocator, and
+workspaces of libraries.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from hpctrain.plan.memory_terms import (
 )
 from hpctrain.plan.rank_parameters import rank_parameters
 from hpctrain.plan.rank_work import RankWork
+from hpctrain.plan.stage0_memory import stage0_memory
 from hpctrain.plan.stage3_memory import stage3_memory
 from hpctrain.plan.stage12_memory import stage12_memory
 from hpctrain.units import GIB, gib
@@ -107,10 +109,11 @@ def estimate_memory(work: RankWork, rank: int | None = None) -> MemoryEstimate:
 
     Args:
         work: of the run.
-        rank: which one; None: that of the first and the last whose GPU needs more. They differ below stage 3: the share of the
-            last belongs to the blocks whose gradients come first, and in a pipeline it holds the loss.
+        rank: which one; None: that of the first and the last whose GPU needs more. They differ in stages 1 and 2: the share of
+            the last belongs to the blocks whose gradients come first, and in a pipeline it holds the loss.
     """
-    ranks = (0, work.layout.world_size - 1) if rank is None and work.parallelism.zero_stage < 3 else (rank or 0,)
+    is_one_of_two = rank is None and work.parallelism.zero_stage in (1, 2)
+    ranks = (0, work.layout.world_size - 1) if is_one_of_two else (rank or 0,)
     memory = max((rank_memory(work, each) for each in ranks), key=lambda each: total(highest(each.gpu)))
     gpu, host, pinned = memory.gpu, memory.host, memory.pinned
     if work.hardware.device == "cpu":
@@ -135,6 +138,8 @@ def rank_memory(work: RankWork, rank: int) -> RankMemory:
     """Bytes of one rank by phase and term; what its device holds is under ``gpu`` even where that is the CPU."""
     place = work.layout.place(rank)
     parameters = rank_parameters(work.shape, work.layout, place.pipeline)
+    if work.parallelism.zero_stage == 0:
+        return stage0_memory(work, parameters)
     if work.parallelism.zero_stage == 3:
         return stage3_memory(work, parameters)
     return stage12_memory(work, parameters, place)

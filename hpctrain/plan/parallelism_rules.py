@@ -8,6 +8,7 @@ from hpctrain.config.schema import Config, ParallelismConfig
 from hpctrain.errors import Problem
 from hpctrain.plan.layout import Layout
 from hpctrain.plan.model_shape import ModelShape
+from hpctrain.plan.quantized_gradients import quantized_gradient_problems, quantized_gradient_warnings
 from hpctrain.plan.rank_parameters import rank_parameters
 from hpctrain.plan.sub_groups import sub_group_problems
 
@@ -46,6 +47,7 @@ def parallelism_problems(config: Config, shape: ModelShape, layout: Layout, seq_
     parallelism = config.parallelism
     return [
         *_stage_problems(parallelism, config.hardware.device == "cuda"),
+        *quantized_gradient_problems(config, shape, layout),
         *_quantized_weight_problems(parallelism, shape, layout),
         *_tensor_problems(parallelism, shape, layout, seq_len),
         *_sequence_problems(parallelism, shape, seq_len),
@@ -78,6 +80,7 @@ def parallelism_warnings(parallelism: ParallelismConfig, layout: Layout, num_mic
         warnings.append(
             f"parallelism.{name}={size}{beside} {relation} the {per_node} GPUs of a node: its collectives cross the network"
         )
+    warnings += quantized_gradient_warnings(parallelism, layout)
     if parallelism.hpz_partition_size == layout.zero_degree > 1:
         warnings.append(
             f"parallelism.hpz_partition_size={parallelism.hpz_partition_size} is all ranks: the second partition is a copy of the"
@@ -101,7 +104,10 @@ def _stage_problems(parallelism: ParallelismConfig, has_cuda: bool) -> list[Prob
         for name, is_set in wanted.items()
         if is_set and stage != 3
     ]
-    if stage < 3 and parallelism.allgather_bucket_size % 2:
+    if stage == 0 and parallelism.offload_optimizer != "none":
+        rule = "needs a stage of ZeRO, here it is 0: plain data parallelism keeps all states on every GPU"
+        problems.append(_problem(parallelism, "offload_optimizer", rule, "set parallelism.zero_stage=1, 2 or 3"))
+    if 0 < stage < 3 and parallelism.allgather_bucket_size % 2:
         rule = "must be even in ZeRO stages 1 and 2: DeepSpeed aligns each rank's share to 2 elements"
         problems.append(
             _problem(parallelism, "allgather_bucket_size", rule, f"nearest: {parallelism.allgather_bucket_size + 1}")
@@ -116,10 +122,6 @@ def _stage_problems(parallelism: ParallelismConfig, has_cuda: bool) -> list[Prob
             for name in ("quantized_weights", "quantized_gradients")
             if getattr(parallelism, name)
         ]
-    if parallelism.quantized_gradients and has_cuda and stage == 3:
-        # Source: DeepSpeed 0.19.8, ops/csrc/quantization/pt_binding.cpp ds_swizzle_quant, runtime/comm/coalesced_collectives.py.
-        rule = "reads gradients as fp16 bits, and hpctrain has bf16 and fp32: they would be wrong without a word"
-        problems.append(_problem(parallelism, "quantized_gradients", rule, "leave it out"))
     return problems
 
 
@@ -182,11 +184,14 @@ def _sequence_problems(parallelism: ParallelismConfig, shape: ModelShape, seq_le
 def _pipeline_problems(parallelism: ParallelismConfig, shape: ModelShape) -> list[Problem]:
     size = parallelism.pipeline_parallel_size
     problems = _divides(parallelism, "pipeline_parallel_size", {"blocks": shape.num_layers})
-    if size > 1 and parallelism.zero_stage > 1:
-        rule = (
-            f"goes with ZeRO stage 1, here it is {parallelism.zero_stage}: gradients of a pipeline are kept over its micro"
-            " batches"
-        )
+    if size > 1 and parallelism.zero_stage != 1:
+        reason = "gradients of a pipeline are kept over its micro batches"
+        if parallelism.zero_stage == 0:
+            # Source: DeepSpeed 0.19.8, runtime/engine.py _do_optimizer_sanity_check, BFLOAT16.
+            reason = (
+                "it sends as much as stage 0 and keeps less, and in bf16 DeepSpeed's pipeline cuts states up in both"
+            )
+        rule = f"goes with ZeRO stage 1, here it is {parallelism.zero_stage}: {reason}"
         problems.append(_problem(parallelism, "pipeline_parallel_size", rule, "set parallelism.zero_stage=1"))
     return problems
 

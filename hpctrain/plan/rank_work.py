@@ -8,7 +8,7 @@ from hpctrain.config.schema import ActivationCheckpointing, HardwareConfig, Para
 from hpctrain.plan.layout import Batch, Layout
 from hpctrain.plan.model_shape import ModelShape
 
-BYTES_PER_ELEMENT: dict[Precision, int] = {"fp32": 4, "bf16": 2}
+BYTES_PER_ELEMENT: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class RankWork:
     checkpointing: ActivationCheckpointing
     offload_activations: bool = False
     """Inputs of recomputed blocks wait in pinned host memory."""
+    loss_chunk_size: int = 0
+    """Tokens of which the loss has scores at a time; 0: all."""
 
     @property
     def bytes_per_element(self) -> int:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 
 from hpctrain.plan.azureml_job import AzureMlTarget, azureml_job_text
+from hpctrain.plan.layout import Batch
+from hpctrain.plan.nvme_need import NvmeNeed
+from hpctrain.plan.precision_rules import loss_scale_text
 from hpctrain.plan.render_scripts import UNNAMED_RUN_DIR, UNNAMED_SNAPSHOT, planned_script
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.units import counted, duration_in_words, gib, parse_slurm_time, short_count
@@ -38,6 +41,7 @@ def _facts(plan: RunPlan) -> str:
     model, layout, batch, flops = plan.model, plan.layout, plan.batch, plan.flops_per_step
     place = "GPUs" if plan.device == "cuda" else "CPU ranks"
     on_host = " with its inputs in host memory" if plan.offload_activations else ""
+    in_chunks = f", loss in chunks of {plan.loss_chunk_size:,} tokens" if plan.loss_chunk_size else ""
     heads = f"{model.num_heads} heads of {model.head_dim}"
     if model.num_kv_heads != model.num_heads:
         heads += f" ({model.num_kv_heads} for keys and values)"
@@ -62,9 +66,11 @@ def _facts(plan: RunPlan) -> str:
         ),
         (
             "training",
-            f"{plan.num_steps:,} steps, {short_count(plan.num_steps * batch.tokens_per_step)} tokens, {plan.precision},"
-            f" activation checkpointing {plan.activation_checkpointing}{on_host}",
+            f"{plan.num_steps:,} steps, {short_count(batch.tokens_before(plan.num_steps + 1))} tokens,"
+            f" {plan.precision}{loss_scale_text(plan.ds_config)},"
+            f" activation checkpointing {plan.activation_checkpointing}{on_host}{in_chunks}",
         ),
+        *_ramp_rows(batch),
         ("data", plan.data_name),
         ("model FLOPs", f"{flops.model_flops:.4e} a step (forward and backward once, dense attention)"),
         ("hardware FLOPs", f"{flops.hardware_flops:.4e} a step (recomputation included)"),
@@ -75,6 +81,24 @@ def _facts(plan: RunPlan) -> str:
         rows.append(("time limit", "none" if seconds is None else duration_in_words(seconds)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def _ramp_rows(batch: Batch) -> list[tuple[str, str]]:
+    if not batch.ramp:
+        return []
+    sizes = [stage.global_batch_size for stage in batch.ramp]
+    shown = [f"{size:,}" for size in sizes]
+    if len(shown) > _SHOWN_SIZES:
+        shown[2:-1] = ["..."]
+    last = batch.ramp[-1]
+    text = (
+        f"{', '.join(shown)} sequences a step in {len(sizes)} stages; the full batch from step {last.first_step:,} on, after"
+        f" {last.first_sample:,} sequences"
+    )
+    return [("batch ramp", text)]
+
+
+_SHOWN_SIZES = 8
 
 
 def _seconds(time: str) -> float | None:
@@ -103,7 +127,15 @@ def _memory(plan: RunPlan) -> str:
     host = f"  per node  {gib(memory.host_bytes_per_node)} of host memory"
     if memory.host_capacity_bytes is not None:
         host += f" of {gib(memory.host_capacity_bytes)}"
-    return "\n".join([*lines, host])
+    return "\n".join([*lines, host, *_nvme(plan.nvme)])
+
+
+def _nvme(need: NvmeNeed | None) -> list[str]:
+    """The third tier, at its height."""
+    if need is None:
+        return []
+    room = "" if need.capacity_bytes is None else f" of {gib(need.capacity_bytes)}"
+    return [f"  per node  {gib(need.bytes_per_node)} of NVMe{room}, below {need.folder or '(not stated)'}"]
 
 
 _SMALL_SHARE = 0.01

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,21 +13,34 @@ from hpctrain.config.schema import (
     Config,
     DeviceKind,
     HardwareConfig,
+    ParallelismConfig,
     Precision,
+    TrainingConfig,
 )
 from hpctrain.errors import Problem
 from hpctrain.plan.azureml_job import AzureMlRequest, azureml_problems, build_azureml_request
+from hpctrain.plan.batch_ramp import ramp_warnings
 from hpctrain.plan.chain_rules import chain_notes, chain_problems, chain_warnings
+from hpctrain.plan.compile_rules import compile_notes, compile_problems, recomputation_modes
+from hpctrain.plan.data_rules import data_problems
 from hpctrain.plan.ds_config import build_ds_config
+from hpctrain.plan.first_weights import first_weights_problems
+from hpctrain.plan.fitted_ratio import with_fitted_ratio
 from hpctrain.plan.flops import StepFlops, step_flops
 from hpctrain.plan.layout import Batch, Layout, resolve_batch
+from hpctrain.plan.loss_chunks import loss_chunk_notes, loss_chunk_size
 from hpctrain.plan.memory import MemoryEstimate, estimate_memory
 from hpctrain.plan.model_shape import ModelShape, resolve_model_shape
+from hpctrain.plan.nvme_config import with_nvme, with_nvme_path
+from hpctrain.plan.nvme_need import NvmeNeed, nvme_need, nvme_notes, nvme_problems, nvme_warnings
 from hpctrain.plan.parallelism_rules import parallelism_problems, parallelism_warnings, resolve_layout
+from hpctrain.plan.precision_rules import precision_problems, precision_warnings
 from hpctrain.plan.rank_work import RankWork
 from hpctrain.plan.slurm_request import SlurmRequest, build_slurm_request, request_warnings
 from hpctrain.plan.step_time import StepPrediction, predict_step
 from hpctrain.plan.sub_groups import sub_group_notes, with_sub_group_size
+from hpctrain.plan.track_rules import track_problems, track_warnings
+from hpctrain.plan.value_rules import slurm_only_problems, value_problems
 from hpctrain.secret_text import redact_text
 
 PLAN_SCHEMA_VERSION = 1
@@ -75,6 +89,14 @@ class RunPlan:
     """Minutes that ranks wait for each other at the start."""
     offload_activations: bool = False
     """Inputs of recomputed blocks wait in host memory; runs of before this was possible do not say."""
+    trackers: tuple[str, ...] = ()
+    """What gets the step records beside the run folder, see ``track``."""
+    nvme: NvmeNeed | None = None
+    """What is on each node's NVMe; None: nothing."""
+    loss_chunk_size: int = 0
+    """Tokens of which the loss has scores at a time; 0: all of a micro batch, as in runs of before."""
+    compile: bool = False
+    """Blocks are compiled; runs of before this was possible do not say."""
     azureml: AzureMlRequest | None = None
     """What AzureML would be asked for, where the job goes there."""
 
@@ -95,6 +117,8 @@ class RunPlan:
             "allocator_bytes": self.memory.allocator_bytes,
             "host_bytes_per_node": self.memory.host_bytes_per_node,
         }
+        if self.nvme is not None:
+            plan["nvme"]["bytes_per_node"] = self.nvme.bytes_per_node
         return json.dumps(plan, indent=2) + "\n"
 
 
@@ -107,29 +131,25 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
     """
     shape, shape_problems = resolve_model_shape(config.model)
     layout, layout_problems = resolve_layout(config)
-    parallelism = with_sub_group_size(config.parallelism, shape, layout)
-    sub_groups = sub_group_notes(config.parallelism, parallelism, shape, layout)
-    config = dataclasses.replace(config, parallelism=parallelism)
-    training, hardware, use_cuda = config.training, config.hardware, config.hardware.device == "cuda"
-    seq_len = training.seq_len or shape.max_seq_len
-    precision = training.precision or hardware.default_precision
+    config, of_tiers = _with_tiers(config, shape, layout)
+    parallelism, training, hardware = config.parallelism, config.training, config.hardware
+    seq_len, precision = training.seq_len or shape.max_seq_len, training.precision or hardware.default_precision
     choice = _choose_memory_settings(config, shape, layout, precision)
     batch, batch_problems = resolve_batch(training, choice.micro_batch_size, layout.data_parallel_degree, seq_len)
     work = _rank_work(config, shape, layout, batch, precision, choice.checkpointing)
     memory = estimate_memory(work)
     flops = step_flops(shape, seq_len, batch.global_batch_size, choice.checkpointing, parallelism.zero_stage)
     prediction, prediction_gap = predict_step(work, flops)
-    ds_config = build_ds_config(shape.num_parameters, batch, parallelism, training, precision, use_cuda)
+    nvme = nvme_need(parallelism, hardware, shape, layout, work.bytes_per_element)
     name = redact_text(config.run.name or f"{shape.name}-{config.nodes}n-{parallelism.name}")
     slurm, slurm_problems = build_slurm_request(name, config, layout)
     joint_problems = (*layout_problems, *_joint_problems(config, shape, layout, seq_len, slurm))
-    # Of a layout that the ranks cannot have, the memory says nothing.
-    memory_problems = () if layout_problems else _memory_problems(config, memory)
+    memory_problems = () if layout_problems else _memory_problems(config, memory, nvme)
     return RunPlan(
         schema_version=PLAN_SCHEMA_VERSION,
         name=name,
-        assumptions=(*assumptions, *_notes(config, choice, prediction), *sub_groups),
-        warnings=_warnings(config, layout, batch),
+        assumptions=(*assumptions, *_notes(config, choice, work, prediction), *of_tiers, *nvme_notes(nvme)),
+        warnings=(*_warnings(config, layout, batch), *nvme_warnings(parallelism, nvme)),
         model=shape,
         num_parameters=shape.num_parameters,
         layout=layout,
@@ -145,7 +165,7 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         peak_tflops_per_gpu=hardware.peak_tflops.get(precision),
         flops_per_step=flops,
         memory=memory,
-        ds_config=ds_config,
+        ds_config=_ds_config(config.training, work),
         data_name=config.data.name,
         cluster_name=config.cluster.name,
         cluster_kind=config.cluster.kind,
@@ -156,6 +176,10 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         achievable_tflops_per_gpu=hardware.achievable_tflops.get(precision),
         payload=training.payload,
         start_timeout_min=training.start_timeout_min,
+        trackers=config.track.names,
+        loss_chunk_size=work.loss_chunk_size,
+        compile=training.compile,
+        nvme=nvme,
         azureml=build_azureml_request(config, layout, slurm.environment) if config.cluster.kind == "azureml" else None,
     )
 
@@ -168,10 +192,31 @@ def with_memory_of(rank: int, plan: RunPlan, config: Config) -> RunPlan:
         plan: of the configuration.
         config: what the plan was built from.
     """
-    parallelism = with_sub_group_size(config.parallelism, plan.model, plan.layout)
-    config = dataclasses.replace(config, parallelism=parallelism)
+    config, _ = _with_tiers(config, plan.model, plan.layout)
     work = _rank_work(config, plan.model, plan.layout, plan.batch, plan.precision, plan.activation_checkpointing)
     return dataclasses.replace(plan, memory=estimate_memory(work, rank))
+
+
+def _with_tiers(config: Config, shape: ModelShape, layout: Layout) -> tuple[Config, list[str]]:
+    """Where states are kept, filled in (NVMe path, offload ratio, sub-group size), and what was chosen for that."""
+    stated = config.parallelism
+    precision = config.training.precision or config.hardware.default_precision
+
+    def of(parallelism: ParallelismConfig) -> Config:
+        return dataclasses.replace(config, parallelism=with_sub_group_size(parallelism, shape, layout))
+
+    def fits(parallelism: ParallelismConfig) -> bool:
+        """With the batch that is chosen where all of it is moved; it is the largest."""
+        seq_len = config.training.seq_len or shape.max_seq_len
+        choice = _choose_memory_settings(of(all_moved), shape, layout, precision)
+        batch, _ = resolve_batch(config.training, choice.micro_batch_size, layout.data_parallel_degree, seq_len)
+        work = _rank_work(of(parallelism), shape, layout, batch, precision, choice.checkpointing)
+        return estimate_memory(work).fits_with_headroom
+
+    all_moved = with_nvme_path(stated, config.hardware)
+    fitted, of_ratio = with_fitted_ratio(all_moved, config.hardware.gpu_memory_gib, fits)
+    found = of(fitted)
+    return found, [*of_ratio, *sub_group_notes(stated, found.parallelism, shape, layout)]
 
 
 def _rank_work(
@@ -184,12 +229,25 @@ def _rank_work(
 ) -> RankWork:
     """What one rank works on; of the configuration, whose sub-group size is filled in, what is not derived."""
     offload = config.training.offload_activations and checkpointing == "full"
-    return RankWork(shape, layout, batch, config.parallelism, config.hardware, precision, checkpointing, offload)
+    work = RankWork(shape, layout, batch, config.parallelism, config.hardware, precision, checkpointing, offload)
+    chunk = loss_chunk_size(config.training.loss_chunk_size, shape, work.tokens)
+    return dataclasses.replace(work, loss_chunk_size=chunk)
 
 
-def _notes(config: Config, choice: _MemorySettings, prediction: StepPrediction | None) -> tuple[str, ...]:
+def _ds_config(training: TrainingConfig, work: RankWork) -> dict[str, Any]:
+    """DeepSpeed's configuration, with that of NVMe where anything is there."""
+    parallelism, use_cuda = work.parallelism, work.hardware.device == "cuda"
+    plain = build_ds_config(work.shape.num_parameters, work.batch, parallelism, training, work.precision, use_cuda)
+    return with_nvme(plain, parallelism, work.shape, work.layout, work.bytes_per_element)
+
+
+def _notes(
+    config: Config, choice: _MemorySettings, work: RankWork, prediction: StepPrediction | None
+) -> tuple[str, ...]:
     """What the plan chose; a launch check builds no model, so nothing is chosen for one."""
-    of_memory = choice.assumptions if config.training.payload == "train" else ()
+    of_loss = loss_chunk_notes(config.training, work.loss_chunk_size, work.tokens)
+    of_compiler = compile_notes(config.training)
+    of_memory = (*choice.assumptions, *of_loss, *of_compiler) if config.training.payload == "train" else ()
     return (*of_memory, *chain_notes(config, prediction.step_time_s if prediction else None))
 
 
@@ -199,14 +257,21 @@ def _joint_problems(
     """Rules that join several values."""
     return (
         *parallelism_problems(config, shape, layout, seq_len),
-        *_value_problems(config, shape, seq_len),
+        *precision_problems(config),
+        *compile_problems(config),
+        *value_problems(config, shape, seq_len),
+        *data_problems(config),
+        *first_weights_problems(config),
+        *track_problems(config),
         *_launch_problems(config, slurm),
     )
 
 
-def _memory_problems(config: Config, memory: MemoryEstimate) -> tuple[Problem, ...]:
-    """A launch check builds no model, so its memory is no matter."""
-    return tuple(memory.problems()) if config.training.payload == "train" else ()
+def _memory_problems(config: Config, memory: MemoryEstimate, nvme: NvmeNeed | None) -> tuple[Problem, ...]:
+    """Of a layout that the ranks can have. A launch check builds no model, so its memory is no matter."""
+    if config.training.payload != "train":
+        return ()
+    return (*memory.problems(), *nvme_problems(config.parallelism, config.hardware, nvme))
 
 
 @dataclass(frozen=True)
@@ -224,13 +289,14 @@ def _choose_memory_settings(config: Config, shape: ModelShape, layout: Layout, p
     training = config.training
     seq_len = training.seq_len or shape.max_seq_len
     sizes: tuple[int, ...] = (training.micro_batch_size,) if training.micro_batch_size else (8, 4, 2, 1)
-    modes: tuple[ActivationCheckpointing, ...] = (
-        (training.activation_checkpointing,) if training.activation_checkpointing else ("none", "full")
-    )
+    modes = recomputation_modes(training)
     if training.micro_batch_size is None and training.global_batch_size is not None:
         per_micro_step = layout.data_parallel_degree * (training.gradient_accumulation_steps or 1)
         per_rank, rest = divmod(training.global_batch_size, per_micro_step)
         sizes = tuple(size for size in sizes if not rest and per_rank and per_rank % size == 0) or (1,)
+    if training.micro_batch_size is None and (ramp := training.batch_ramp) is not None:
+        smallest = math.gcd(ramp.start, ramp.increment)
+        sizes = tuple(size for size in sizes if smallest % (layout.data_parallel_degree * size) == 0) or (1,)
 
     def fits(size: int, mode: ActivationCheckpointing) -> bool:
         batch, _ = resolve_batch(training, size, layout.data_parallel_degree, seq_len)
@@ -247,77 +313,26 @@ def _choose_memory_settings(config: Config, shape: ModelShape, layout: Layout, p
         choice = f"{size}, the largest of {tried}" if chosen else f"{size}, and even that does not fit"
         assumptions.append(f"training.micro_batch_size not stated: {choice} ({why})")
     if training.activation_checkpointing is None:
-        reason = "it fits without recomputation" if mode == "none" else "without recomputation it does not fit"
+        reasons = {
+            "none": "it fits without recomputation",
+            "selective": "without recomputation it does not fit",
+            "full": "neither without recomputation nor with selective one does it fit"
+            if "selective" in modes
+            else "without recomputation it does not fit",
+        }
         assumptions.append(
-            f"training.activation_checkpointing not stated: {mode}" + (f", {reason}" if has_capacity else "")
+            f"training.activation_checkpointing not stated: {mode}" + (f", {reasons[mode]}" if has_capacity else "")
         )
     return _MemorySettings(size, mode, tuple(assumptions))
-
-
-def _value_problems(config: Config, shape: ModelShape, seq_len: int) -> list[Problem]:
-    """Rules that join two groups."""
-    problems = []
-    if shape.architecture == "gpt" and seq_len > shape.max_seq_len:
-        problems.append(
-            Problem(
-                "training.seq_len",
-                str(seq_len),
-                f"is longer than the {shape.max_seq_len} learned positions of model={shape.name}",
-                f"nearest: {shape.max_seq_len}, or set model.max_seq_len={seq_len}",
-            )
-        )
-    if config.cluster.kind == "local" and config.nodes != 1:
-        problems.append(
-            Problem("nodes", str(config.nodes), "cluster=local is this one machine", "nearest: 1, or cluster=slurm")
-        )
-    training = config.training
-    if training.min_learning_rate > training.learning_rate:
-        problems.append(
-            Problem(
-                "training.min_learning_rate",
-                str(training.min_learning_rate),
-                f"is above training.learning_rate={training.learning_rate}",
-                f"nearest: {training.learning_rate}",
-            )
-        )
-    if config.data.kind == "text" and config.data.path is None:
-        problems.append(Problem("data.path", "null", "data=text reads a file or folder", "set data.path=FILE"))
-    if config.data.kind != "text" and config.data.path is not None:
-        rule = f"is read by data=text only, and this is data={config.data.name}"
-        problems.append(Problem("data.path", config.data.path, rule, "add data=text"))
-    if config.run.name is not None and not config.run.name.isprintable():
-        problems.append(
-            Problem("run.name", repr(config.run.name), "must be printable, on one line", "take the sign out")
-        )
-    return problems
-
-
-_SLURM_ONLY = (
-    "time partition account qos constraint reservation nodelist exclude comment exclusive memory_per_node setup srun_args extra"
-).split()
 
 
 def _launch_problems(config: Config, slurm: SlurmRequest) -> tuple[Problem, ...]:
     """What the cluster's kind has not, or cannot carry."""
     return (
-        *_slurm_only_problems(config),
+        *slurm_only_problems(config),
         *azureml_problems(config, slurm.secret_names),
         *chain_problems(config),
     )
-
-
-def _slurm_only_problems(config: Config) -> list[Problem]:
-    """Keys that ask something of Slurm, where there is none."""
-    kind = config.cluster.kind
-    if kind == "slurm":
-        return []
-    # AzureML has a time limit, too.
-    keys = [key for key in _SLURM_ONLY if not (kind == "azureml" and key == "time")]
-    return [
-        Problem(f"cluster.{key}", str(value), f"is asked of Slurm, and cluster={kind} has none", "leave it out")
-        for key in keys
-        if (value := getattr(config.cluster, key))
-    ]
 
 
 def no_cpus_warning(hardware: HardwareConfig) -> str:
@@ -335,7 +350,16 @@ def _warnings(config: Config, layout: Layout, batch: Batch) -> tuple[str, ...]:
         *request_warnings(config.cluster, config.hardware, layout),
         *chain_warnings(config),
         *parallelism_warnings(config.parallelism, layout, batch.gradient_accumulation_steps),
+        *precision_warnings(config),
+        *track_warnings(config),
     ]
+    if training.batch_ramp is not None:
+        warnings += ramp_warnings(batch.ramp, training.num_steps, training.batch_ramp.increment)
+    if config.model.architecture == "llama" and batch.seq_len > config.model.max_seq_len:
+        warnings.append(
+            f"training.seq_len={batch.seq_len} is longer than model.max_seq_len={config.model.max_seq_len}: rotary positions go"
+            " on beyond it, and the model is another one than the published"
+        )
     if training.warmup_steps >= training.num_steps:
         warnings.append(
             f"training.warmup_steps={training.warmup_steps} is not below training.num_steps={training.num_steps}:"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hpctrain.config.schema import ClusterConfig, Config, ContainerConfig, HardwareConfig
 from hpctrain.errors import Problem
 from hpctrain.plan.container import container_problems, container_warnings
+from hpctrain.plan.data_rules import named_paths
 from hpctrain.plan.job_variables import rank_environment, secret_variables, variable_problems
 from hpctrain.plan.layout import Layout
 from hpctrain.plan.sbatch_options import (
@@ -257,7 +258,7 @@ def _secret_problems(config: Config) -> list[Problem]:
     texts += [("cluster.container.image", container.image or "")]
     texts += [("cluster.container.mounts", word) for word in container.mounts]
     texts += [("cluster.container.args", word) for word in container.args]
-    texts += [("data.path", config.data.path or ""), ("run.root", config.run.root), ("run.note", config.run.note)]
+    texts += [*named_paths(config.data), ("run.root", config.run.root), ("run.note", config.run.note)]
     texts += [("run.name", config.run.name or "")]
     rule = "holds a secret, which would be written to the run folder"
     advice = "export it in your shell and name it in env_from_shell=[NAME]"

@@ -154,22 +154,22 @@ class _Stage12:
         return bool(self._parameters.final_norm)
 
     @property
-    def _kept_scores(self) -> int:
-        """The last stage of a pipeline keeps the scores of a micro batch until the next ones are there.
+    def _kept_output(self) -> int:
+        """The last stage of a pipeline keeps what its last norm gives out for a micro batch until the next one's is there.
 
         Source: runtime/pipe/engine.py, pipe_buffers.
         """
-        return self._activations.scores if self._num_stages > 1 and self._has_loss else 0
+        return self._activations.block_input if self._num_stages > 1 and self._has_loss else 0
 
     def _forward(self) -> Height:
         activations = self._activations
         height = Height(self._kept_name, "activations of one block", "logits and loss", "gradients", "reduce buckets")
-        is_kept, last = self._work.checkpointing == "none", self._parameters.num_blocks - 1
+        is_kept, last = self._work.checkpointing != "full", self._parameters.num_blocks - 1
         inside = activations.forward_height if is_kept else activations.recomputed_forward_height
         earlier = (self._accumulated, self._early_buckets)
         height.offer(self._kept_with(last), inside, 0, *earlier)
         if self._has_loss:
-            logits = activations.loss_forward + self._kept_scores
+            logits = activations.loss_forward + self._kept_output
             height.offer(self._kept_with(last), activations.ends, logits, *earlier)
         return height
 
@@ -186,7 +186,7 @@ class _Stage12:
         )
         at_loss = (self._kept_with(parameters.num_blocks - 1), activations.ends)
         output = parameters.token_table if parameters.is_tied else parameters.head
-        accumulated, buckets, scores = self._accumulated, self._buckets, 2 * self._kept_scores
+        accumulated, buckets, scores = self._accumulated, self._buckets, 2 * self._kept_output
         if self._has_loss:
             earlier = self._early_buckets
             height.offer(*at_loss, scores + activations.loss_backward, accumulated, 0, earlier, 0)
@@ -242,7 +242,7 @@ class _Stage12:
         A pipeline reduces behind its last micro batch, through one bucket more. Source: reduce_gradients.
         """
         buckets = self._early_buckets * (2 if self._num_stages > 1 else 1)
-        kept = {"gradients": self._accumulated, "logits and loss": 2 * self._kept_scores}
+        kept = {"gradients": self._accumulated, "logits and loss": 2 * self._kept_output}
         return added(resting, kept, {"reduce buckets": buckets})
 
     def _host(self) -> tuple[dict[MemoryPhase, Amounts], dict[str, Pinned]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 from hpctrain.plan.adam_scratch import ADAM_SCRATCH, adam_scratch
 from hpctrain.plan.decoder_activations import DecoderActivations
@@ -15,11 +16,12 @@ from hpctrain.plan.ds_config import reduce_bucket_elements
 from hpctrain.plan.gathering import GatherRules, Visit, gathered_visits
 from hpctrain.plan.gradient_buckets import BlockGradients, gradient_flow
 from hpctrain.plan.memory_terms import Amounts, Height, MemoryPhase, Pinned, RankMemory, added, in_pieces, total
+from hpctrain.plan.nvme_tier import NvmeTier
 from hpctrain.plan.rank_parameters import RankParameters
 from hpctrain.plan.rank_work import RankWork
-from hpctrain.plan.sub_groups import DEFAULT_SUB_GROUP_SIZE, num_kept_on_gpu, sub_groups
 
 _FP32 = 4
+_GATHERED = ("gathered parameters", "secondary partition")
 _NORM = 8
 """Bytes of an element of a gradient norm, fp64. Source: runtime/zero/utils.py get_norm_dtype."""
 _NORM_PIECE = 250_000_000
@@ -37,16 +39,21 @@ class _Stage3:
         self._width = work.bytes_per_element
         self._degree = work.layout.zero_degree
         parallelism = work.parallelism
-        self._on_host = parallelism.offload_optimizer == "cpu"
-        self._params_on_host = parallelism.offload_param == "cpu"
+        self._on_host = parallelism.offload_optimizer != "none"
+        self._params_on_host = parallelism.offload_param != "none"
         self._share = parameters.partition(self._degree)
-        groups = sub_groups(parameters, self._degree, parallelism.sub_group_size or DEFAULT_SUB_GROUP_SIZE)
-        num_here = num_kept_on_gpu(len(groups), parallelism.offload_ratio) if self._on_host else len(groups)
-        self._here, self._there = groups[:num_here], groups[num_here:]
+        self._nvme = NvmeTier(parallelism, parameters, self._degree, self._width)
+        groups = self._nvme.sub_groups
+        self._here, self._there, self._swapped = (
+            [group.elements for group in groups if group.tier == tier] for tier in ("gpu", "host", "nvme")
+        )
         self._bucket = reduce_bucket_elements(parallelism, work.shape.num_parameters)
         self._activations = DecoderActivations(work)
         # Of one rank nothing is gathered: a parameter is its own partition.
         self._gather_width = self._width if self._degree > 1 or self._params_on_host else 0
+
+        threshold = parallelism.param_persistence_threshold
+        self._persistent = sum(size for size in self._all_sizes() if size <= threshold)
 
     def memory(self) -> RankMemory:
         resting = self._resting_gpu()
@@ -54,8 +61,8 @@ class _Stage3:
             "model": self._construction(),
             "engine": self._engine(resting),
             "forward": self._forward().over(resting),
-            "backward": self._backward().over(resting),
-            "optimizer": self._optimizer(resting),
+            "backward": self._backward().over(added(resting, self._unswapped)),
+            "optimizer": self._optimizer(added(resting, self._unswapped)),
         }
         host, pinned = self._host()
         return RankMemory(gpu, host, pinned)
@@ -63,10 +70,9 @@ class _Stage3:
     def _resting_gpu(self) -> Amounts:
         """What is there all the time from the second step on."""
         width, here = self._width, sum(self._here)
-        persistent = [size for size in self._all_sizes() if size <= self._work.parallelism.param_persistence_threshold]
         resting = {
-            "parameters": 0 if self._params_on_host else width * self._share,
-            "persistent parameters": self._gather_width * sum(persistent),
+            "parameters": width * (self._nvme.resident_parameters[0] if self._params_on_host else self._share),
+            "persistent parameters": self._gather_width * self._persistent,
             "gradients": 0 if self._on_host else width * self._share,
             "fp32 gradients": _FP32 * here if self._on_host else 0,
             "fp32 master": _FP32 * here,
@@ -77,6 +83,21 @@ class _Stage3:
         if hpz > 1:
             resting["secondary partition"] = width * self._parameters.partition(hpz)
         return resting
+
+    def _gathered(self, elements: int, is_from_second: bool = False) -> tuple[int, int]:
+        """Bytes of gathered parameters, and of what the second partition is smaller for them.
+
+        The optimizer's step drops it, and a parameter has its part again when it is released for the first time.
+        Source: runtime/zero/stage3.py invalidate_secondary_tensor; partition_parameters.py _partition_param_sec.
+
+        Args:
+            elements: gathered at the moment.
+            is_from_second: some of them may have been released and gathered again since the step.
+        """
+        hpz, is_single = self._work.parallelism.hpz_partition_size, self._work.batch.gradient_accumulation_steps == 1
+        is_smaller = hpz > 1 and is_single and not is_from_second
+        missing = self._width * (elements + self._persistent) // hpz if is_smaller else 0
+        return self._gather_width * elements, -missing
 
     def _all_sizes(self) -> Iterator[int]:
         yield from self._parameters.matrices
@@ -112,20 +133,20 @@ class _Stage3:
         return gathered_visits(self._parameters, rules, self._work.checkpointing == "full")
 
     def _forward(self) -> Height:
-        width, activations = self._gather_width, self._activations
-        height = Height("gathered parameters", self._kept_name, "activations of one block", "logits and loss")
-        is_kept, last = self._work.checkpointing == "none", 0
+        activations = self._activations
+        height = Height(*_GATHERED, self._kept_name, "activations of one block", "logits and loss")
+        is_kept, last = self._work.checkpointing != "full", 0
         inside = activations.forward_height if is_kept else activations.recomputed_forward_height
         for visit in self._visits():
             if visit.is_backward:
                 break
             if visit.block is not None:
                 kept = self._activations.kept_before(visit.block)
-                height.offer(width * visit.fetching, kept, 0, 0)
-                height.offer(width * visit.held, self._activations.kept_with(visit.block), inside, 0)
+                height.offer(*self._gathered(visit.fetching), kept, 0, 0)
+                height.offer(*self._gathered(visit.held), self._activations.kept_with(visit.block), inside, 0)
             last = visit.held
         height.offer(
-            width * last,
+            *self._gathered(last),
             self._activations.kept_with(self._parameters.num_blocks - 1),
             activations.ends,
             activations.loss_forward,
@@ -135,7 +156,7 @@ class _Stage3:
     def _backward(self) -> Height:
         width, activations, parameters = self._width, self._activations, self._parameters
         height = Height(
-            "gathered parameters",
+            *_GATHERED,
             self._kept_name,
             "activations of one block",
             "logits and loss",
@@ -144,7 +165,7 @@ class _Stage3:
         )
         visits = [visit for visit in self._visits() if visit.is_backward]
         at_loss = (
-            self._gather_width * visits[0].held,
+            *self._gathered(visits[0].held),
             self._activations.kept_with(parameters.num_blocks - 1),
             activations.ends,
         )
@@ -155,38 +176,55 @@ class _Stage3:
         flow = gradient_flow(parameters, self._bucket, self._degree, 3)
         # The output matrix's gradient is handed over with those of the last norm.
         height.offer(
-            *at_loss, activations.block_input, width * (tied + flow.before.whole), width * flow.before.flattened
+            *at_loss, activations.block_input, width * (tied + flow.before.whole), self._reduced(flow.before.flattened)
         )
         seen: set[int] = set()
-        for visit in visits:
+        first = next(number for number, visit in enumerate(visits) if visit.block is not None)
+        for number, visit in enumerate(visits):
             if visit.block is None:
                 continue
             gradients = flow.blocks[-1 - visit.block]
             fetched = (
-                self._gather_width * visit.fetching,
+                *self._gathered(visit.fetching, is_from_second=True),
                 activations.kept_with(visit.block),
                 activations.block_input,
             )
             height.offer(*fetched, 0, width * (tied + gradients.waiting), 0)
-            if visit.block in seen or self._work.checkpointing == "none":
-                self._offer_block(height, visit, gradients, tied)
+            if visit.block in seen or self._work.checkpointing != "full":
+                # Where as much is held as before, one block may have gone and another come; before the first none goes.
+                held = [each.held for each in visits[first : number + 1]]
+                is_falling = all(later < earlier for earlier, later in pairwise(held))
+                self._offer_block(height, visit, gradients, tied, self._gathered(visit.held, not is_falling))
             seen.add(visit.block)
-        at_end = (self._gather_width * visits[-1].held, 0, activations.block_input, 0)
+        at_end = (*self._gathered(visits[-1].held, is_from_second=True), 0, activations.block_input, 0)
         # A tied table's gradient as the output matrix, that as the table, and their sum.
         height.offer(*at_end, width * max(3 * tied, parameters.token_table), 0)
-        height.offer(*at_end, width * flow.end.whole, width * flow.end.flattened)
+        height.offer(*at_end, width * flow.end.whole, self._reduced(flow.end.flattened))
         return height
 
-    def _offer_block(self, height: Height, visit: Visit, gradients: BlockGradients, tied: int) -> None:
+    def _offer_block(
+        self, height: Height, visit: Visit, gradients: BlockGradients, tied: int, gathered: tuple[int, int]
+    ) -> None:
         """The moments of a block's backward pass and of the reduction behind it."""
         assert visit.block is not None
         width, activations = self._width, self._activations
-        gathered, kept = self._gather_width * visit.held, self._activations.kept_before(visit.block)
+        kept = self._activations.kept_before(visit.block)
         for moment in activations.block_heights():
             whole = tied + gradients.at_matrix[moment.matrix].whole
-            height.offer(gathered, kept, moment.num_bytes, 0, width * whole, 0)
-        whole, flattened = tied + gradients.behind.whole, width * gradients.behind.flattened + self._to_host
-        height.offer(gathered, kept, 2 * activations.block_input, 0, width * whole, flattened)
+            height.offer(*gathered, kept, moment.num_bytes, 0, width * whole, 0)
+        whole, flattened = tied + gradients.behind.whole, self._reduced(gradients.behind.flattened) + self._to_host
+        height.offer(*gathered, kept, 2 * activations.block_input, 0, width * whole, flattened)
+
+    def _reduced(self, flattened: int) -> int:
+        """Gradients in one piece, and of those on their way to NVMe this rank's shares in fp32, all of a reduction at once.
+
+        Source: runtime/zero/stage3.py partition_grads, _offload_grad_partition_at_boundary.
+        """
+        if not self._swapped or self._is_fp32_on_cpu:
+            return self._width * flattened
+        together = max(flattened, max(self._parameters.block_matrices))
+        on_their_way = min(math.ceil(together / self._degree), sum(self._swapped))
+        return self._width * flattened + _FP32 * on_their_way
 
     @property
     def _to_host(self) -> int:
@@ -195,6 +233,15 @@ class _Stage3:
             return 0
         share = math.ceil(max(self._parameters.block_matrices) / self._degree)
         return self._width * share + _NORM * min(share, _NORM_PIECE)
+
+    @property
+    def _unswapped(self) -> Amounts:
+        """Gradients too small for NVMe wait where they were made; in fp32 on a CPU they are parts of the buffer of all."""
+        return {} if self._is_fp32_on_cpu else {"fp32 gradients": self._nvme.unswapped_gradient_bytes}
+
+    @property
+    def _is_fp32_on_cpu(self) -> bool:
+        return self._width == _FP32 and self._work.hardware.device == "cpu"
 
     @property
     def _kept_name(self) -> str:
@@ -210,9 +257,26 @@ class _Stage3:
         share = math.ceil(self._parameters.largest / self._degree)
         if self._on_host:
             # On the GPU torch's own AdamW works, with as much scratch as on a CPU device.
-            return max(ADAM_SCRATCH * max(self._here, default=0), adam_scratch(self._work) * max(self._there))
+            elsewhere = max([*self._there, *self._swapped], default=0)
+            return max(ADAM_SCRATCH * max(self._here, default=0), adam_scratch(self._work) * elsewhere)
         flattened = (self._width if self._width != _FP32 else 0) + _FP32
-        return max(max(flattened, _FP32 + adam_scratch(self._work)) * max(self._here), _NORM * share)
+        step = max(flattened, _FP32 + adam_scratch(self._work)) * max(self._here)
+        return max(step, _NORM * share, self._overflow_check)
+
+    @property
+    def _overflow_check(self) -> int:
+        """fp16 looks for infinite numbers in all gradients at once: their absolute values, and a byte of an answer for each.
+
+        Source: runtime/zero/stage3.py has_overflow; ATen/native/TensorCompare.cpp isinf.
+        """
+        return (self._width + 1) * self._share if self._work.precision == "fp16" else 0
+
+    def _overflow_check_on_host(self) -> int:
+        """Where the gradients are there; before the step, so that on CPU ranks only what is beyond the step's counts."""
+        if not self._on_host:
+            return 0
+        is_cpu = self._work.hardware.device == "cpu"
+        return max(0, self._overflow_check - (self._step() if is_cpu else 0))
 
     def _host(self) -> tuple[dict[MemoryPhase, Amounts], dict[str, Pinned]]:
         """Host memory of one rank: what is offloaded."""
@@ -230,7 +294,13 @@ class _Stage3:
                 "gradients": in_pieces([self._share], width),
                 "fp32 gradients": in_pieces(self._there, _FP32),
             }
-        if self._params_on_host:
+        buffers = self._nvme.state_buffer_bytes + self._nvme.parameter_buffer_bytes
+        if buffers:
+            # Locked by DeepSpeed's own allocator, in pieces of their very size.
+            amounts["swap buffers"] = buffers
+        if self._nvme.holds_parameters:
+            amounts["parameters"] = width * self._nvme.resident_parameters[1]
+        elif self._params_on_host:
             groups = (self._parameters.matrices, self._parameters.vectors)
             amounts["parameters"] = width * self._share
             shares = [sum(math.ceil(size / self._degree) for size in group) for group in groups]
@@ -248,14 +318,17 @@ class _Stage3:
             "engine": engine,
             "forward": added(amounts, waiting),
             "backward": added(amounts, waiting),
-            "optimizer": amounts,
+            "optimizer": added(amounts, {"optimizer step": self._overflow_check_on_host()}),
         }
         # Blocks' inputs are pinned in any case (worker/model/host_inputs.py); pin_memory is about the engine's own buffers.
         is_pinned = parallelism.pin_memory
         return host, {name: those for name, those in pieces.items() if is_pinned or name == "block inputs"}
 
     def _host_construction(self) -> Amounts:
-        """Each share is made in ordinary memory and copied to pinned memory."""
+        """Each share is made in ordinary memory and copied to pinned memory, or written to NVMe."""
+        if self._nvme.holds_parameters:
+            small = self._width * self._nvme.resident_parameters[1]
+            return {"parameters": small, "swap buffers": self._nvme.parameter_buffer_bytes}
         before, height = 0, Height("parameters", "initialisation")
         for size in self._all_sizes():
             share = math.ceil(size / self._degree)
@@ -275,5 +348,6 @@ class _Stage3:
         for size in self._there:
             pinned += size
             height = max(height, pinned + size)
-        first = _FP32 * (max(*self._here, *self._there) + height - pinned) - self._width * self._share
+        largest = max(*self._here, *self._there, *self._swapped)
+        first = _FP32 * (largest + height - pinned) - self._width * self._share
         return max(first, self._width * self._share)

@@ -11,6 +11,7 @@ from typing import Literal
 from hpctrain.plan.flops import block_forward_flops
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.network import Links, all_reduce_time_s, all_to_all_time_s, gather_time_s, group_of
+from hpctrain.plan.nvme_parts import NvmeTraffic, nvme_parts
 from hpctrain.plan.software import (
     ADAM_BYTES_PER_PARAMETER,
     GPU_MEMORY_SHARE,
@@ -41,6 +42,9 @@ class Machine:
     """None is allowed where nothing is offloaded."""
     host_memory_gb_per_s: float | None = None
     """None is allowed where the optimizer runs on the GPU."""
+    nvme_read_gb_per_s: float | None = None
+    """Of a node, as the next; None is allowed where nothing is on NVMe."""
+    nvme_write_gb_per_s: float | None = None
     sustained_matrix: float = 1.0
     """Rate under load against the A100's, see ``software.SUSTAINED``."""
     sustained_attention: float = 1.0
@@ -76,6 +80,8 @@ class Setup:
     live_parameters: float | None = None
     """Gathered parameters that the engine keeps at most (DeepSpeed's max_live_parameters, max_reuse_distance); None: no bound."""
     bytes_per_element: int = 2
+    nvme: NvmeTraffic | None = None
+    """None: nothing is on NVMe."""
 
     @property
     def data_degree(self) -> int:
@@ -123,6 +129,11 @@ def step_parts(setup: Setup, machine: Machine, software: Software) -> dict[str, 
     parts |= _zero_parts(setup, machine, software, per_micro_step)
     parts |= _host_parts(setup, machine, software, per_micro_step)
     parts |= _optimizer_parts(setup, machine, software)
+    if setup.nvme is not None:
+        ranks = min(machine.gpus_per_node, setup.num_gpus)
+        rates = (machine.nvme_read_gb_per_s, machine.nvme_write_gb_per_s)
+        hidden_s = software.host_overlap * per_micro_step * steps
+        parts |= nvme_parts(setup.nvme, ranks, rates, steps, hidden_s, parts.get("optimizer on the CPU", 0.0))
     return {name: seconds for name, seconds in parts.items() if seconds > 0}
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpctrain.config.schema import HardwareConfig, Precision
 from hpctrain.errors import ConfigError
 from hpctrain.plan.devices import find_device
 from hpctrain.plan.flop_conventions import utilisation
 from hpctrain.plan.flops import StepFlops
+from hpctrain.plan.nvme_config import uses_nvme
+from hpctrain.plan.nvme_need import nvme_need
+from hpctrain.plan.nvme_parts import NvmeTraffic
 from hpctrain.plan.rank_work import RankWork
 from hpctrain.plan.software import SOFTWARE, SUSTAINED, Software
 from hpctrain.plan.step_parts import Machine, Setup, step_parts
@@ -35,6 +38,8 @@ class StepPrediction:
     """Between these the validation rows lie that were not used for fitting; see ``uncertainty``."""
     uncertainty: str
     """Where the constants were fitted, and how far off the prediction was on rows that were not."""
+    ramp_times_s: tuple[float, ...] = ()
+    """Of a step of each stage of the batch ramp; the last is ``step_time_s``. Empty: there is no ramp."""
 
 
 def predict_step(work: RankWork, flops: StepFlops) -> tuple[StepPrediction | None, str]:
@@ -61,15 +66,20 @@ def predict_step(work: RankWork, flops: StepFlops) -> tuple[StepPrediction | Non
         # More than there are is a problem of the plan, which is told with its prediction.
         second_partition_ranks=min(parallelism.hpz_partition_size, layout.zero_degree),
         recomputation=work.checkpointing,
-        offload_optimizer=parallelism.offload_optimizer == "cpu",
+        offload_optimizer=parallelism.offload_optimizer != "none",
         offload_ratio=parallelism.offload_ratio,
-        offload_param=parallelism.offload_param == "cpu",
+        offload_param=parallelism.offload_param != "none",
         offload_activations=work.offload_activations,
         live_parameters=min(parallelism.max_live_parameters, parallelism.max_reuse_distance),
         bytes_per_element=work.bytes_per_element,
+        nvme=_nvme_traffic(work),
     )
-    software = SOFTWARE[OWN_SOFTWARE]
-    parts = step_parts(setup, _machine(hardware, work.precision), software)
+    software, machine = SOFTWARE[OWN_SOFTWARE], _machine(hardware, work.precision)
+    parts = step_parts(setup, machine, software)
+    ramp_times_s = tuple(
+        sum(step_parts(replace(setup, num_micro_steps=batch.accumulation_of(stage.first_step)), machine, software).values())
+        for stage in batch.ramp
+    )
     step_time_s = sum(parts.values())
     low_s, high_s = time_range_s(step_time_s, software)
     peak = hardware.peak_tflops.get(work.precision)
@@ -84,6 +94,7 @@ def predict_step(work: RankWork, flops: StepFlops) -> tuple[StepPrediction | Non
         low_s=low_s,
         high_s=high_s,
         uncertainty=uncertainty_text(software),
+        ramp_times_s=ramp_times_s,
     )
     return prediction, ""
 
@@ -101,12 +112,24 @@ def prediction_gap(work: RankWork) -> str:
         wanted["intra_node_gb_per_s"] = hardware.intra_node_gb_per_s
     if layout.num_nodes > 1:
         wanted["inter_node_gb_per_s"] = hardware.inter_node_gb_per_s
-    if work.offload_activations or "cpu" in (parallelism.offload_optimizer, parallelism.offload_param):
+    if work.offload_activations or {"cpu", "nvme"} & {parallelism.offload_optimizer, parallelism.offload_param}:
         wanted["host_link_gb_per_s"] = hardware.host_link_gb_per_s
-    if parallelism.offload_optimizer == "cpu":
+    if parallelism.offload_optimizer != "none":
         wanted["host_memory_gb_per_s"] = hardware.host_memory_gb_per_s
+    if uses_nvme(parallelism):
+        wanted["nvme_read_gb_per_s"] = hardware.nvme_read_gb_per_s
+        wanted["nvme_write_gb_per_s"] = hardware.nvme_write_gb_per_s
     missing = [f"hardware.{name}" for name, value in wanted.items() if value is None]
     return f"hardware={hardware.name} does not state {', '.join(missing)}" if missing else ""
+
+
+def _nvme_traffic(work: RankWork) -> NvmeTraffic | None:
+    """Bytes of one rank that pass through NVMe."""
+    need = nvme_need(work.parallelism, work.hardware, work.shape, work.layout, work.bytes_per_element)
+    if need is None:
+        return None
+    is_pipelined = work.parallelism.pipeline_swaps
+    return NvmeTraffic(need.state_bytes, need.gradient_bytes, need.parameter_bytes, is_pipelined)
 
 
 def _machine(hardware: HardwareConfig, precision: Precision) -> Machine:
@@ -119,6 +142,8 @@ def _machine(hardware: HardwareConfig, precision: Precision) -> Machine:
         network_gb_per_s=hardware.inter_node_gb_per_s,
         host_link_gb_per_s=hardware.host_link_gb_per_s,
         host_memory_gb_per_s=hardware.host_memory_gb_per_s,
+        nvme_read_gb_per_s=hardware.nvme_read_gb_per_s,
+        nvme_write_gb_per_s=hardware.nvme_write_gb_per_s,
         sustained_matrix=matrix,
         sustained_attention=attention,
     )

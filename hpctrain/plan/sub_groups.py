@@ -13,6 +13,8 @@ from hpctrain.plan.rank_parameters import RankParameters, rank_parameters
 
 DEFAULT_SUB_GROUP_SIZE = 1_000_000_000
 """Elements of one rank. Source: DeepSpeed 0.19.8, runtime/zero/config.py."""
+NVME_SUB_GROUP_SIZE = 100_000_000
+"""The same where states pass through host memory on their way to NVMe, in up to 12 buffers of a sub-group: 4.8 GB. A choice."""
 _MOST_SUB_GROUPS = 64
 """Each is a step of the optimizer of its own; a ratio needs few, see ``choose_sub_group_size``."""
 _NEAR, _FAR = 0.01, 0.05
@@ -30,19 +32,25 @@ def sub_groups(parameters: RankParameters, degree: int, size: int) -> list[int]:
     >>> sub_groups(parameters, 2, 100)
     [116, 128, 32, 10]
     """
+    return [sum(group) for group in sub_group_shares(parameters, degree, size)]
+
+
+def sub_group_shares(parameters: RankParameters, degree: int, size: int) -> list[list[int]]:
+    """The same, parameter by parameter: elements of this rank's share of each."""
     return [
         *_formed([-(-elements // degree) for elements in parameters.matrices], size),
         *_formed([-(-elements // degree) for elements in parameters.vectors], size),
     ]
 
 
-def _formed(partitions: Sequence[int], size: int) -> Iterable[int]:
-    filled = 0
+def _formed(partitions: Sequence[int], size: int) -> Iterable[list[int]]:
+    group, filled = list[int](), 0
     for number, elements in enumerate(partitions, start=1):
+        group.append(elements)
         filled += elements
         if filled >= size or number == len(partitions):
-            yield filled
-            filled = 0
+            yield group
+            group, filled = [], 0
 
 
 def num_kept_on_gpu(num_sub_groups: int, ratio: float) -> int:
@@ -61,13 +69,22 @@ def host_share(parameters: RankParameters, degree: int, size: int, ratio: float)
     return sum(groups[num_kept_on_gpu(len(groups), ratio) :]) / sum(groups)
 
 
-def choose_sub_group_size(parameters: RankParameters, degree: int, ratio: float) -> int:
+def choose_sub_group_size(
+    parameters: RankParameters, degree: int, ratio: float, most: int = DEFAULT_SUB_GROUP_SIZE
+) -> int:
     """Size, in elements of one rank, with which the host gets that share: the largest that comes near it, or the nearest.
 
     With the engine's default most ranks have two sub-groups, the matrices and the vectors, and the host gets all or nothing.
+
+    Args:
+        parameters: of one rank.
+        degree: ranks that share each parameter.
+        ratio: the share that is asked for.
+        most: larger ones are not taken.
     """
     total = sum(-(-elements // degree) for elements in parameters.matrices)
-    sizes = [-(-total // number) for number in range(1, _MOST_SUB_GROUPS + 1)]
+    fewest = -(-total // most)
+    sizes = [-(-total // number) for number in range(fewest, fewest + _MOST_SUB_GROUPS)]
     errors = {size: abs(host_share(parameters, degree, size, ratio) - ratio) for size in sizes}
     near = [size for size in sizes if errors[size] <= _NEAR]
     return near[0] if near else min(sizes, key=lambda size: errors[size])
@@ -77,9 +94,13 @@ def with_sub_group_size(parallelism: ParallelismConfig, shape: ModelShape, layou
     """The same with ``sub_group_size`` filled in."""
     if parallelism.sub_group_size is not None:
         return parallelism
-    size = DEFAULT_SUB_GROUP_SIZE
-    if parallelism.zero_stage == 3 and parallelism.offload_ratio < 1:
-        size = choose_sub_group_size(rank_parameters(shape, layout), layout.zero_degree, parallelism.offload_ratio)
+    size = most = DEFAULT_SUB_GROUP_SIZE if parallelism.offload_optimizer != "nvme" else NVME_SUB_GROUP_SIZE
+    if parallelism.zero_stage == 3 and (parallelism.offload_ratio < 1 or parallelism.nvme_ratio < 1):
+        parameters = rank_parameters(shape, layout)
+        if parallelism.nvme_ratio < 1:
+            # Whole sub-groups go to either tier: with twenty of them a share is met within 5 %.
+            most = min(most, -(-parameters.partition(layout.zero_degree) // 20))
+        size = choose_sub_group_size(parameters, layout.zero_degree, parallelism.offload_ratio, most)
     return dataclasses.replace(parallelism, sub_group_size=size)
 
 
@@ -97,6 +118,8 @@ def sub_group_notes(
     size, ratio = parallelism.sub_group_size, parallelism.offload_ratio
     if stated.sub_group_size is not None or size is None or parallelism.zero_stage != 3 or ratio == 1:
         return []
+    if parallelism.offload_optimizer == "none":
+        return []  # all of it fits
     parameters, degree = rank_parameters(shape, layout), layout.zero_degree
     num_groups = len(sub_groups(parameters, degree, size))
     on_host = num_groups - num_kept_on_gpu(num_groups, ratio)
@@ -119,8 +142,8 @@ def sub_group_problems(parallelism: ParallelismConfig, shape: ModelShape, layout
     groups = sub_groups(parameters, degree, size)
     rule = (
         f"keeps int((1 - {ratio:g}) x {len(groups)}) = {num_kept_on_gpu(len(groups), ratio)} of {len(groups)} sub-groups of"
-        f" {min(groups):,} to {max(groups):,} elements on the GPU with parallelism.sub_group_size={size}, so the host has"
-        f" {share:.1%} of the optimizer's state"
+        f" {min(groups):,} to {max(groups):,} elements on the GPU with parallelism.sub_group_size={size}, so {share:.1%} of"
+        f" the optimizer's state leave it"
     )
     best = choose_sub_group_size(parameters, degree, ratio)
     reached = host_share(parameters, degree, best, ratio)

@@ -7,13 +7,20 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from hpctrain.record.schema import SCHEMA_VERSION, NodeSample, StepRecord
+from hpctrain.record.schema import (
+    SCHEMA_VERSION,
+    STEP_FIELDS_SINCE_2,
+    STEP_SCHEMA_VERSION,
+    NodeSample,
+    StepRecord,
+    ValidationRecord,
+)
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 MAX_LINE_BYTES = 1 << 20
-"""Longer lines are damage: a step takes 300 bytes, a look at a node with 16 GPUs 2,000."""
+"""Longer lines are damage: a step takes 450 bytes, a look at a node with 16 GPUs 2,000."""
 
 INT_LIMIT = 2**63
 """Whole numbers are kept in 64 bits, with a sign."""
@@ -22,6 +29,12 @@ UNIX_TIME_LIMIT_S = 253402300800
 """The year 10000, which no calendar of Python reaches. A choice; no clock of a run shows it."""
 
 _STEP_HINTS: dict[str, Any] = get_type_hints(StepRecord)
+STEP_HINTS: dict[int, dict[str, Any]] = {
+    1: {name: hint for name, hint in _STEP_HINTS.items() if name not in STEP_FIELDS_SINCE_2},
+    STEP_SCHEMA_VERSION: _STEP_HINTS,
+}
+"""Fields of a line of ``steps.jsonl`` with their types, in the order in which they are written, by schema version."""
+_VALIDATION_HINTS: dict[str, Any] = get_type_hints(ValidationRecord)
 
 
 @functools.cache
@@ -34,20 +47,35 @@ def _node_sample() -> TypeAdapter[NodeSample]:
 def parse_step(line: bytes) -> StepRecord:
     """One whole line of ``steps.jsonl``, strictly: every key once, no other key, each value of its JSON type and in range.
 
+    What a line of an older version has not is None.
+
     Python's words ``NaN`` and ``Infinity`` are numbers here; whole numbers are 0 to 2^63 - 1.
 
     Raises:
         ValueError: the line is no step record of this schema; the text says why.
     """
-    raw = _parse_object(line)
-    if raw.keys() != _STEP_HINTS.keys():
-        different = ", ".join(sorted(raw.keys() ^ _STEP_HINTS.keys()))
+    raw = _parse_object(line, tuple(STEP_HINTS))
+    return StepRecord(**_checked_values(raw, STEP_HINTS[raw["schema_version"]]))
+
+
+def parse_validation(line: bytes) -> ValidationRecord:
+    """One whole line of ``validation.jsonl``, as strictly as ``parse_step``.
+
+    Raises:
+        ValueError: the line is no validation record of this schema; the text says why.
+    """
+    return ValidationRecord(**_checked_values(_parse_object(line, (SCHEMA_VERSION,)), _VALIDATION_HINTS))
+
+
+def _checked_values(raw: dict[str, Any], hints: dict[str, Any]) -> dict[str, Any]:
+    if raw.keys() != hints.keys():
+        different = ", ".join(sorted(raw.keys() ^ hints.keys()))
         raise ValueError(f"missing or unknown: {different}")
-    return StepRecord(**{name: _checked(name, value, _STEP_HINTS[name]) for name, value in raw.items()})
+    return {name: _checked(name, value, hints[name]) for name, value in raw.items()}
 
 
-def _parse_object(line: bytes) -> dict[str, Any]:
-    """A JSON object of this schema version, each key once."""
+def _parse_object(line: bytes, versions: tuple[int, ...]) -> dict[str, Any]:
+    """A JSON object of one of these schema versions, each key once."""
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"{len(line):,} bytes in one line, at most {MAX_LINE_BYTES:,}")
     try:
@@ -55,8 +83,8 @@ def _parse_object(line: bytes) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("brackets in brackets without end") from error
     version = raw.get("schema_version") if isinstance(raw, dict) else None
-    if version != SCHEMA_VERSION or type(version) is not int:
-        raise ValueError(f"schema_version={version}, this hpctrain reads {SCHEMA_VERSION}")
+    if version not in versions or type(version) is not int:
+        raise ValueError(f"schema_version={version}, this hpctrain reads {' and '.join(map(str, versions))}")
     return dict(raw)
 
 

@@ -81,6 +81,21 @@ class RunPaths:
         return self.root / "steps.jsonl"
 
     @property
+    def validations(self) -> Path:
+        """Losses on held-out data, a line each."""
+        return self.root / "validation.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files of ``track.tensorboard``."""
+        return self.root / "tensorboard"
+
+    @property
+    def trackers(self) -> Path:
+        """Under which ids trackers know the run, so that its next attempt goes on there, JSON."""
+        return self.root / "trackers.json"
+
+    @property
     def attempts(self) -> Path:
         return self.root / "attempts"
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, RecordError
@@ -15,9 +16,9 @@ from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.attempt_files import attempt_numbers
 from hpctrain.record.files import checked_json, open_regular, read_record
 from hpctrain.record.frozen_config import parse_config
-from hpctrain.record.lines import UNIX_TIME_LIMIT_S, number_problem, parse_node_sample, parse_step
+from hpctrain.record.lines import UNIX_TIME_LIMIT_S, number_problem, parse_node_sample, parse_step, parse_validation
 from hpctrain.record.paths import SNAPSHOTS, RunPaths
-from hpctrain.record.schema import AttemptRecord, NodeSample, StepRecord, SubmissionRecord
+from hpctrain.record.schema import AttemptRecord, NodeSample, StepRecord, SubmissionRecord, ValidationRecord
 
 _JOB_ID = re.compile(r"\d+(_\d+)?")
 _AZUREML_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -149,9 +150,12 @@ def with_failure(started: AttemptRecord, failure: AttemptRecord) -> AttemptRecor
     )
 
 
+T = TypeVar("T")
+
+
 @dataclass
-class StepsFile:
-    """Reads ``steps.jsonl`` as it grows: each call of ``new_records`` gives the whole lines since the last.
+class GrowingFile(Generic[T]):
+    """Reads lines of records as they are written: each call of ``new_records`` gives the whole lines since the last.
 
     A file that is not there yet has none; ``RecordError`` if it cannot be read.
     """
@@ -159,9 +163,13 @@ class StepsFile:
     path: Path
     offset: int = 0
     damaged_lines: int = 0
-    """Whole lines that are no step record of this schema, see ``parse_step``."""
+    """Whole lines that are no record of this schema, see ``record.lines``."""
 
-    def new_records(self) -> Iterator[StepRecord]:
+    def parse(self, line: bytes) -> T:
+        """One whole line, or ValueError."""
+        raise NotImplementedError
+
+    def new_records(self) -> Iterator[T]:
         try:
             stream = open_regular(self.path)
         except FileNotFoundError:
@@ -175,9 +183,23 @@ class StepsFile:
                     break
                 self.offset += len(line)
                 try:
-                    yield parse_step(line[:-1])
+                    yield self.parse(line[:-1])
                 except ValueError:
                     self.damaged_lines += 1
+
+
+class StepsFile(GrowingFile[StepRecord]):
+    """``steps.jsonl``."""
+
+    def parse(self, line: bytes) -> StepRecord:
+        return parse_step(line)
+
+
+class ValidationsFile(GrowingFile[ValidationRecord]):
+    """``validation.jsonl``."""
+
+    def parse(self, line: bytes) -> ValidationRecord:
+        return parse_validation(line)
 
 
 def read_node_samples(path: Path) -> tuple[list[NodeSample], int]:

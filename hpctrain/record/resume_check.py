@@ -10,10 +10,10 @@ from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.checkpoints import Checkpoint
 from hpctrain.record.schema import CheckpointRecord
-from hpctrain.units import counted
 
 _NO_EFFECT = ("name", "init_std")
 """Of a shape: the first weights come out of the checkpoint."""
+_NOT_TOLD_BEFORE = ("offload_ratio", "nvme_state_bytes")
 _ONLY_THE_SAME = "{} can be resumed with the same value only: keep it, or start a new run"
 
 
@@ -23,13 +23,15 @@ def shape_values(shape: ModelShape) -> dict[str, int | float | bool | str]:
 
 
 def parallelism_values(plan: RunPlan) -> dict[str, Any]:
-    """What decides how the model and its optimizer state are cut, by its name in ``parallelism``."""
+    """What decides how the model and its optimizer state are cut and kept, by its name in a checkpoint's record."""
     zero: dict[str, Any] = plan.ds_config["zero_optimization"]
     return {
         "zero_stage": plan.zero_stage,
         "offload_optimizer": zero.get("offload_optimizer", {}).get("device", "none"),
         "offload_param": zero.get("offload_param", {}).get("device", "none"),
         "sub_group_size": zero.get("sub_group_size"),
+        "offload_ratio": zero.get("offload_optimizer", {}).get("ratio"),
+        "nvme_state_bytes": None if plan.nvme is None else plan.nvme.state_bytes,
         "tensor_parallel_size": plan.layout.tensor_parallel_size,
         "pipeline_parallel_size": plan.layout.pipeline_parallel_size,
         "sequence_parallel_size": plan.layout.sequence_parallel_size,
@@ -52,31 +54,27 @@ def resume_problems(
     """
     record = checkpoint.record if isinstance(checkpoint, Checkpoint) else checkpoint
     return (
-        *_world_problems(record, plan),
         *_value_problems(record, plan),
         *_data_problems(record, plan, seed, corpus_digest),
     )
 
 
-def _world_problems(record: CheckpointRecord, plan: RunPlan) -> list[Problem]:
-    world_size, per_node = plan.layout.world_size, plan.layout.gpus_per_node
-    if record.world_size == world_size:
-        return []
-    num_nodes, rest = divmod(record.world_size, per_node)
-    same = f"nodes={num_nodes}" if num_nodes and not rest else f"nodes x hardware.gpus_per_node = {record.world_size}"
-    rule = (
-        f"{counted(plan.layout.num_nodes)} x {counted(per_node, 'GPU')} make {counted(world_size, 'rank')}, and the checkpoint"
-        f" of step {record.step} is cut for {record.world_size}: ZeRO's optimizer state has one part for each rank"
-    )
-    fix = f"set {same}, or start a new run; universal checkpoints, which fit any number of ranks, are not offered yet"
-    return [Problem("nodes", str(plan.layout.num_nodes), rule, fix)]
+def is_cut_alike(record: CheckpointRecord, plan: RunPlan) -> bool:
+    """Whether each rank of the plan finds its own state in its own files; else the state is cut anew when it is loaded."""
+    wanted = parallelism_values(plan)
+    # Older checkpoints do not say how much of it was on which tier, and could not be gone on with otherwise.
+    differ = [
+        name
+        for name, value in wanted.items()
+        if (saved := getattr(record, name)) != value and not (saved is None and name in _NOT_TOLD_BEFORE)
+    ]
+    return record.world_size == plan.layout.world_size and not differ
 
 
 def _value_problems(record: CheckpointRecord, plan: RunPlan) -> list[Problem]:
-    wanted: dict[str, Any] = {f"parallelism.{name}": value for name, value in parallelism_values(plan).items()}
-    wanted["training.precision"] = plan.precision
-    saved: dict[str, Any] = {f"parallelism.{name}": getattr(record, name) for name in parallelism_values(plan)}
-    saved["training.precision"] = record.precision
+    """What the numbers of a step depend on; on how many ranks, and with which parallelism, is free."""
+    wanted: dict[str, Any] = {"training.precision": plan.precision}
+    saved: dict[str, Any] = {"training.precision": record.precision}
     shape = shape_values(plan.model)
     names = dict.fromkeys((*shape, *record.model))
     wanted |= {f"model.{name}": shape.get(name) for name in names}
@@ -102,6 +100,14 @@ def _data_problems(
         for key, (value, saved) in pairs.items()
         if value != saved
     ]
+    consumed = record.num_sequences
+    if consumed is None:
+        consumed = record.step * record.global_batch_size
+    planned = plan.batch.samples_before(record.step + 1)
+    if not problems and planned != consumed:
+        rule = f"takes {planned:,} sequences in {record.step} steps, and the checkpoint of step {record.step} took {consumed:,}"
+        fix = "keep training.batch_ramp as it was when that was saved, or start a new run"
+        problems.append(Problem("training.batch_ramp", "null" if not plan.batch.ramp else "", rule, fix))
     if record.step > plan.num_steps:
         rule = f"the checkpoint is of step {record.step} already"
         problems.append(
@@ -109,7 +115,10 @@ def _data_problems(
         )
     if corpus_digest is not None and corpus_digest != record.corpus_digest:
         rule = f"the tokens have digest {corpus_digest}, those of the checkpoint of step {record.step} {record.corpus_digest}"
-        fix = "give it the text that it was trained on, or start a new run"
+        fix = (
+            "give it what it was trained on, the text or the token files with their manifests, weights and"
+            " data.validation_fraction, or start a new run"
+        )
         problems.append(Problem("data", plan.data_name, rule, fix))
     return problems
 

@@ -1,4 +1,4 @@
-"""What is written into a run folder, field by field. Readers accept exactly ``SCHEMA_VERSION``."""
+"""What is written into a run folder, field by field. Readers accept exactly ``SCHEMA_VERSION``, of steps all versions so far."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Literal
 # The part that a submission needs is a module of its own, and belongs to what this one offers.
 from hpctrain.record.submission_schema import SCHEMA_VERSION as SCHEMA_VERSION
 from hpctrain.record.submission_schema import SubmissionRecord as SubmissionRecord
+
+STEP_SCHEMA_VERSION = 2
+"""Of ``steps.jsonl``. Lines of version 1 lack ``STEP_FIELDS_SINCE_2``; an older run may go on, so a file may hold both."""
+STEP_FIELDS_SINCE_2 = ("forward_time_s", "backward_time_s", "optimizer_time_s", "loss_scale")
 
 AttemptState = Literal["running", "completed", "failed"]
 EndReason = Literal[
@@ -57,6 +61,33 @@ class StepRecord:
     """Tokens of all ranks."""
     peak_memory_bytes: int
     """Rank 0: the GPU allocator's peak since the start, on CPU the process's peak resident size."""
+    forward_time_s: float | None = None
+    """Rank 0: part of ``step_time_s`` in forward passes, of all micro steps; on a GPU its own time between events. None: a
+    pipeline, whose passes overlap, or a line of version 1."""
+    backward_time_s: float | None = None
+    """With the recomputation and the reduction of gradients that DeepSpeed starts in it."""
+    optimizer_time_s: float | None = None
+    """In the engine's ``step``: norm, clipping, update, in ZeRO 1 and 2 the gathering of parameters."""
+    loss_scale: float | None = None
+    """fp16: by which the loss was multiplied in this step; None: other types are not scaled, or a line of version 1."""
+
+
+@dataclass(frozen=True)
+class ValidationRecord:
+    """One validation, a line of ``validation.jsonl``, written by rank 0."""
+
+    schema_version: int
+    attempt: int
+    step: int
+    """The last optimizer step before it."""
+    time_s: float
+    """Unix time at its end."""
+    loss: float | None
+    """Mean over all held-out tokens that were evaluated, nats per token; None if it was not finite."""
+    num_sequences: int
+    tokens: int
+    validation_time_s: float
+    """In no step's time."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +176,30 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True)
+class TrackerProblem:
+    """What kept a tracker from its records for a while, or for the rest of an attempt; the training went on."""
+
+    attempt: int
+    tracker: str
+    time_s: float
+    """Unix time."""
+    text: str
+
+
+@dataclass(frozen=True)
+class TrackersRecord:
+    """``trackers.json``: under which ids trackers know the run, written by ``hpctrain.track``."""
+
+    schema_version: int
+    wandb_id: str | None = None
+    mlflow_run_id: str | None = None
+    mlflow_uri: str | None = None
+    """Of the server that knows ``mlflow_run_id``."""
+    problems: tuple[TrackerProblem, ...] = ()
+    """The last ones."""
+
+
+@dataclass(frozen=True)
 class CancelRecord:
     """``cancelled.json``: a user asked Slurm to end these jobs."""
 
@@ -161,7 +216,7 @@ class CheckpointFile:
     name: str
     num_bytes: int
     rank: int
-    """Wrote it and reads it back; ``mp_rank_00_model_states.pt`` of ZeRO 1 and 2 is read by all ranks."""
+    """Wrote it and reads it back; ``mp_rank_00_model_states.pt`` of ZeRO 0, 1 and 2 is read by all ranks."""
 
 
 @dataclass(frozen=True)
@@ -197,3 +252,9 @@ class CheckpointRecord:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     sequence_parallel_size: int = 1
+    offload_ratio: float | None = None
+    """Share of the optimizer's sub-groups that left the GPU; None: nothing did, or a checkpoint of before this was told."""
+    nvme_state_bytes: int | None = None
+    """Of the fp32 copy and the moments, those of a rank that are on NVMe; None as above."""
+    num_sequences: int | None = None
+    """Consumed up to ``step``; None, in checkpoints of before there were batch ramps: as many as steps x global batch."""

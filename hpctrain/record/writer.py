@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from hpctrain.record.schema import NodeSample, StepRecord
+from hpctrain.record.schema import NodeSample, StepRecord, ValidationRecord
 
 
 class StepWriter:
@@ -36,6 +36,20 @@ def _append_whole(path: Path, content: bytes) -> None:
         if stream.write(content) != len(content):
             os.ftruncate(stream.fileno(), size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+class ValidationFile:
+    """Appends to ``validation.jsonl``, like ``StepWriter``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def append(self, record: ValidationRecord) -> None:
+        """Writes the record; a full or unwritable device costs the line and never the run."""
+        try:
+            _append_whole(self._path, (json.dumps(dataclasses.asdict(record)) + "\n").encode())
+        except OSError as error:
+            print(f"hpctrain: {self._path}: {error.strerror}; the validation of step {record.step} is lost", flush=True)
 
 
 class SampleWriter:

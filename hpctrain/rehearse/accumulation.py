@@ -45,7 +45,7 @@ def plan_of_micro_batches(plan: RunPlan, count: int) -> RunPlan:
     samples = plan.ds_config["train_batch_size"] // batch.gradient_accumulation_steps
     ds_config = plan.ds_config | {"gradient_accumulation_steps": count, "train_batch_size": samples * count}
     sequences = batch.global_batch_size // batch.gradient_accumulation_steps
-    short = dataclasses.replace(batch, gradient_accumulation_steps=count, global_batch_size=sequences * count)
+    short = dataclasses.replace(batch, gradient_accumulation_steps=count, global_batch_size=sequences * count, ramp=())
     return dataclasses.replace(plan, batch=short, ds_config=ds_config)
 
 

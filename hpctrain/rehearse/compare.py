@@ -27,6 +27,7 @@ OWNER_OF_TERM: dict[str, Owner] = {
     "reduce buckets": "buffers",
     "flattened for reduction": "buffers",
     "transfer buffers": "buffers",
+    "swap buffers": "buffers",
     "optimizer step": "temporary",
     "initialisation": "temporary",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpctrain.plan.run_plan import RunPlan
+from hpctrain.plan.stage0_memory import REDUCE_BUCKET
 
 _STEP = 2
 _SHALLOWEST = 2
@@ -61,5 +62,6 @@ def _window_layers(plan: RunPlan) -> int:
         zero.get("stage3_prefetch_bucket_size", 0),
         sub_group if plan.num_parameters // layout.tensor_parallel_size > sub_group else 0,
         zero.get("reduce_bucket_size", 0) if plan.zero_stage < 3 else 0,
+        REDUCE_BUCKET if plan.zero_stage == 0 and plan.num_parameters > REDUCE_BUCKET else 0,
     ]
     return max(-(-window // layer) for window in windows)

@@ -9,6 +9,7 @@ from typing import Literal
 from hpctrain.errors import ConfigError, Problem
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.rehearse.result import DeviceWay
+from hpctrain.units import gib
 
 Device = Literal["cuda", "cpu"]
 WAY_OF: dict[Device, DeviceWay] = {"cuda": "real_gpu", "cpu": "real_cpu"}
@@ -39,6 +40,11 @@ def check_device(device: Device, plan: RunPlan, quick: bool) -> None:
                     f"nearest: {nearest}, or leave --device out to rehearse on {other} fake tensors",
                 )
             ]
+        )
+    if plan.nvme is not None:
+        raise ConfigError(
+            f"--device {device}: the plan moves {gib(plan.nvme.bytes_per_rank)} of a rank to NVMe, which its nodes have and this"
+            " machine is not asked for; leave --device out to rehearse on simulated tensors, which move nothing"
         )
     if device == "cuda" and num_gpus_here() == 0:
         raise ConfigError(

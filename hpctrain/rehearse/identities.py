@@ -31,7 +31,8 @@ def adopt_engine(engine: Any, ledger: Ledger) -> None:
             _assign(ledger, parameter.data, "persistent_parameters")
     state = getattr(getattr(engine, "basic_optimizer", None), "state", {})
     for master, moments in state.items():
-        if isinstance(master, torch.Tensor):
+        # Without ZeRO an fp32 parameter is its own master copy.
+        if isinstance(master, torch.Tensor) and not isinstance(master, torch.nn.Parameter):
             _assign(ledger, master, "optimizer")
         for moment in moments.values():
             if isinstance(moment, torch.Tensor):

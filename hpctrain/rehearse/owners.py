@@ -15,6 +15,8 @@ from types import CodeType, FrameType
 from hpctrain.rehearse.result import Owner, Phase
 
 _OWN_ROOM = os.path.dirname(__file__) + os.sep
+_OWN_OPTIMIZER = "plain_optimizer"
+"""Of stage 0, in the place of DeepSpeed's: hpctrain/worker/plain_optimizer.py."""
 _NOT_A_PLACE = ("nvtx", "compiler")
 """Files of wrappers around every function of DeepSpeed."""
 _NO_FUNCTIONS = ("wrapped_fn", "new_tensor", "wrapper", "decorate_context")
@@ -40,6 +42,7 @@ _FUNCTIONS: dict[Owner, dict[str, str]] = {
     },
     "optimizer": {
         "stage3": "_create_fp32_partitions _create_momentum_buffer",
+        "plain_optimizer": "_master_copy",
         "adam": "_init_group",
         "cpu_adam": "step",
         "fused_adam": "step",
@@ -61,7 +64,10 @@ _FUNCTIONS: dict[Owner, dict[str, str]] = {
             "__add_grad_to_ipg_bucket __reduce_and_partition_ipg_grads __avg_scatter_grads __avg_scatter_contiguous_grads"
             " allreduce_bucket"
         ),
+        "engine": "allreduce_bucket",
         "coalesced_collectives": "reduce_scatter_coalesced all_to_all_quant_reduce",
+        "partitioned_param_swapper": "_configure_aio reserve_partitioned_swap_space",
+        "optimizer_utils": "__init__",
         "stage_1_and_2": (
             "setup_buckets reduce_gradients reduce_independent_p_g_buckets_and_remove_grads gradient_reduction_w_predivide"
             " allreduce_and_copy_with_multiple_ranks allreduce_and_scatter average_tensor allreduce_bucket"
@@ -76,6 +82,7 @@ _FUNCTIONS: dict[Owner, dict[str, str]] = {
         ),
         "stage_1_and_2": "step _optimizer_step unscale_and_clip_grads get_grad_norm_direct scaled_global_norm has_overflow",
         "bf16_optimizer": "step",
+        "plain_optimizer": "step",
     },
 }
 
@@ -157,7 +164,8 @@ def _look_at(code: CodeType) -> _Known:
     if not (is_ours or is_engine or is_optimizer) or file in _NOT_A_PLACE or code.co_name in _NO_FUNCTIONS:
         return "", None, None
     key = (file, code.co_name)
-    owner = _OWNER_OF.get(key) if is_engine or is_optimizer else None
+    is_own_optimizer = is_ours and file == _OWN_OPTIMIZER
+    owner = _OWNER_OF.get(key) if is_engine or is_optimizer or is_own_optimizer else None
     return f"{file}.{code.co_name}", owner, _BY_OPERATOR.get(key) if is_engine else None
 
 

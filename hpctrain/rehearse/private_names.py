@@ -33,6 +33,8 @@ class PrivateName:
 
 _SAME_ON_ALL_RANKS = PrivateName("ranks compare lists; of other ranks there is nothing to compare", _NOTHING)
 
+_NVME = PrivateName("reads and writes of NVMe without files", "rehearsing plans that move nothing to NVMe")
+
 NAMES: dict[str, PrivateName] = {
     "torch._subclasses.fake_tensor.FakeTensorMode": PrivateName("tensors without contents", "rehearse --device cuda"),
     "torch.utils._python_dispatch.TorchDispatchMode": PrivateName("sees every operator and its storages", _NOTHING),
@@ -56,6 +58,8 @@ NAMES: dict[str, PrivateName] = {
         "puts the simulated GPU in its place", _CPU_WAY
     ),
     "deepspeed.ops.op_builder.builder.OpBuilder.load": PrivateName("native optimizers without their kernels", _NOTHING),
+    "deepspeed.ops.op_builder.async_io.AsyncIOBuilder.load": _NVME,
+    "deepspeed.ops.op_builder.cpu.async_io.AsyncIOBuilder.load": _NVME,
     "deepspeed.runtime.pipe.engine.PipelineEngine._INSTRUCTION_MAP": PrivateName(
         "tells the phases of a pipeline's step apart", "rehearsing plans without pipeline parallelism"
     ),

@@ -36,6 +36,26 @@ class QuantizerWithoutKernels:
         """int8 (..., n) to fp32 (..., n x 8 / num_bits)."""
         return torch.empty(_wider(quantized, num_bits), dtype=torch.float32, device=DEVICE)
 
+    def swizzle_quant(
+        self, values: torch.Tensor, groups: int, num_bits: int, kind: str, pipeline_size: int, nodes: int, devices: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """fp16 of any shape to int8 (n x num_bits / 8), in the order of who gets it, and the scales."""
+        return _integers(values.numel() * num_bits // 8), _scales(groups, kind)
+
+    def quantized_reduction(
+        self,
+        values: torch.Tensor,
+        scales: torch.Tensor,
+        in_groups: int,
+        out_groups: int,
+        num_bits: int,
+        kind: str,
+        devices: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """int8 (..., n) of all GPUs of a node to their sum (..., n / devices), and the scales."""
+        *others, last = values.shape
+        return _integers(*others, last // devices), _scales(out_groups, kind)
+
 
 def _integers(*size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.int8, device=DEVICE)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,8 +35,11 @@ from hpctrain.rehearse.real_device import (
 from hpctrain.rehearse.recorder import recorder
 from hpctrain.rehearse.request import Request, plan_of_depth
 from hpctrain.rehearse.result import CPU_WAYS, REAL_WAYS, CountedFlops, Phase, Rehearsal, Tier
+from hpctrain.worker.nvme_folder import with_folder
 
 Say = Callable[[str], None]
+
+_EAGER = "compiled blocks: they run eagerly, an upper bound for what compiled ones keep"
 
 
 class Session:
@@ -79,7 +83,9 @@ class Session:
             stack.enter_context(_before(deepspeed, "initialize", partial(self._begin_engine, meter)))
             meter.begin("model")
             short = plan_of_micro_batches(plan, self._first)
-            engine = build_engine(short, request.weight_decay, request.seed, platform.device)
+            # Of NVMe the engine makes folders, and no files: beside the answer, with which the asking process removes them.
+            placed = with_folder(short, Path(request.answer).parent)
+            engine = build_engine(placed, request.weight_decay, request.seed, platform.device)
             meter.end()
             gc.collect()
             adopt_engine(engine, ledger)
@@ -188,7 +194,7 @@ class Session:
             way="whole",
             steps=request.steps,
             reported_step=request.steps,
-            simulated=platform.simulated,
+            simulated=(*platform.simulated, *((_EAGER,) if plan.compile else ())),
             versions=_versions(),
             memory=ledger.memory(),
             collectives=collectives.rows(),

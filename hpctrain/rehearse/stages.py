@@ -22,7 +22,7 @@ def stages_of_each_kind(layout: Layout) -> tuple[int, ...]:
 def ranks_to_rehearse(plan: RunPlan, memory_of: Callable[[int], MemoryEstimate]) -> tuple[int, ...]:
     """One rank of each kind of stage.
 
-    In stage 3 of ZeRO all ranks of a stage of the pipeline hold as much. Below, the share of the last belongs to other
+    In stages 0 and 3 of ZeRO all ranks of a stage of the pipeline hold as much. In 1 and 2 the share of the last belongs to other
     parameters than that of the first: the one is taken for which the planner expects more.
 
     Args:
@@ -34,7 +34,7 @@ def ranks_to_rehearse(plan: RunPlan, memory_of: Callable[[int], MemoryEstimate])
     found = []
     for stage in stages_of_each_kind(layout):
         first, last = stage * per_stage, (stage + 1) * per_stage - 1
-        candidates = (first,) if plan.zero_stage == 3 else (first, last)
+        candidates = (first, last) if plan.zero_stage in (1, 2) else (first,)
         found.append(max(candidates, key=lambda rank: _weight(memory_of(rank))))
     return tuple(found)
 
@@ -48,6 +48,6 @@ def why_these(plan: RunPlan, ranks: Sequence[int]) -> str:
     told = ", ".join(f"{rank:,}" for rank in ranks)
     if len(ranks) > 1:
         return f"one rank of each kind of pipeline stage is rehearsed: {told}; --rank N takes another"
-    if plan.zero_stage < 3 and plan.layout.world_size > 1:
+    if plan.zero_stage in (1, 2) and plan.layout.world_size > 1:
         return f"rank {told} is rehearsed: of the first and the last the planner expects no less on it; --rank N takes another"
     return ""

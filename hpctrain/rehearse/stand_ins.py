@@ -11,11 +11,13 @@ import torch
 from torch.nn import functional
 
 from hpctrain.errors import HpctrainError
+from hpctrain.rehearse.async_io import AsyncIoWithoutFiles
 from hpctrain.rehearse.ledger import Ledger
 from hpctrain.rehearse.private_names import NAMES, private, replace_private
 from hpctrain.rehearse.quantizer import QuantizerWithoutKernels
 from hpctrain.rehearse.simulated_gpu import DEVICE, NoKernels, pinned_copy
 
+_ASYNC_IO_BUILDERS = [name for name in NAMES if name.endswith(".AsyncIOBuilder.load")]
 _SAME_ON_ALL_RANKS = [name for name in NAMES if name.endswith(".assert_ints_same_as_other_ranks")]
 
 
@@ -43,6 +45,8 @@ def for_fake_tensors() -> None:
     """What the engine does with contents, or with the other ranks' answers, on any device."""
     for_other_ranks()
     replace_private("deepspeed.ops.op_builder.builder.OpBuilder.load", _loaded)
+    for name in _ASYNC_IO_BUILDERS:
+        replace_private(name, lambda builder, *_, **__: AsyncIoWithoutFiles())
     torch.nn.Module.to = _moved_in_place  # type: ignore[method-assign, assignment]
     torch.Tensor.narrow = _shared_narrow(torch.Tensor.narrow)  # type: ignore[method-assign]
     torch.Tensor.__getitem__ = _shared_getitem(torch.Tensor.__getitem__)  # type: ignore[method-assign]

@@ -25,6 +25,7 @@ from hpctrain.record.resume_check import parallelism_values, shape_values
 from hpctrain.record.schema import SCHEMA_VERSION, CheckpointFile, CheckpointRecord
 from hpctrain.units import duration_in_words, gib
 from hpctrain.worker.checkpoint_files import RankFiles, wait_for_sizes
+from hpctrain.worker.nvme_states import save_swapped
 from hpctrain.worker.rank_start import Rank
 from hpctrain.worker.stop_signal import StopSignal
 
@@ -111,6 +112,7 @@ class CheckpointSaver:
         if not error:
             self._files.begin()
             self._engine.save_checkpoint(str(self._rank.paths.checkpoints), tag=name + PARTIAL, save_latest=False)
+            save_swapped(self._engine, self._files, self._rank.paths.checkpoints / (name + PARTIAL))
             found: list[_RankPart | None] = [None] * dist.get_world_size()
             dist.all_gather_object(found, _RankPart(self._files.written, self._files.error, stop.received))
             parts = [part for part in found if part is not None]
@@ -198,6 +200,7 @@ class CheckpointSaver:
             num_parameters=plan.num_parameters,
             global_batch_size=plan.batch.global_batch_size,
             seq_len=plan.batch.seq_len,
+            num_sequences=plan.batch.samples_before(step + 1),
             seed=rank.config.training.seed,
             corpus_digest=self._corpus_digest,
             files=files,

@@ -23,6 +23,9 @@ from hpctrain.record.schema import CheckpointFile
 LATE_FILE_LIMIT_S = 60.0
 """How long another node's file may stay out of sight: NFS keeps what it knows of a folder for up to 60 s (acdirmax, nfs(5))."""
 
+SWAPPED = "swapped"
+"""First word of the names of files that hold states on NVMe: read one at a time, when they are loaded."""
+
 
 class RankFiles(CheckpointEngine):  # type: ignore[misc]
     """DeepSpeed's checkpoint engine of this rank."""
@@ -35,6 +38,7 @@ class RankFiles(CheckpointEngine):  # type: ignore[misc]
         self.error = ""
         """What kept a file from being written since ``begin``; empty: nothing."""
         self._read: dict[str, Any] = {}
+        self._checked: dict[str, Path] = {}
 
     def begin(self) -> None:
         """Forgets the files of the last checkpoint."""
@@ -64,8 +68,11 @@ class RankFiles(CheckpointEngine):  # type: ignore[misc]
             self.written[os.path.basename(path)] = size
 
     def read(self, folder: Path, files: Iterable[CheckpointFile]) -> str:
-        """Reads files and checks their checksums; returns what is wrong, or an empty text."""
-        self._read = {}
+        """Reads files and checks their checksums; returns what is wrong, or an empty text.
+
+        Of states on NVMe, for which there need be no memory, checksums alone.
+        """
+        self._read, self._checked = {}, {}
         for file in files:
             path = folder / file.name
             try:
@@ -74,6 +81,9 @@ class RankFiles(CheckpointEngine):  # type: ignore[misc]
                     damaged = archive.testzip()
                 if damaged is not None:
                     return f"{path}: {damaged} has another checksum than when it was saved"
+                if file.name.startswith(SWAPPED):
+                    self._checked[file.name] = path
+                    continue
                 # The file is the run's own; it holds DeepSpeed's configuration objects beside tensors.
                 self._read[_without_model_rank(file.name)] = torch.load(path, map_location="cpu", weights_only=False)
             # A damaged pickle can raise anything.
@@ -90,9 +100,14 @@ class RankFiles(CheckpointEngine):  # type: ignore[misc]
         del map_location
         return self._read[_without_model_rank(os.path.basename(path))]
 
+    def load_swapped(self, name: str) -> dict[str, torch.Tensor]:
+        """Tensors of one file that ``read`` has checked, mapped into memory page by page."""
+        tensors: dict[str, torch.Tensor] = torch.load(self._checked[name], map_location="cpu", mmap=True)
+        return tensors
+
     def forget(self) -> None:
         """Drops what was read."""
-        self._read = {}
+        self._read, self._checked = {}, {}
 
 
 def _without_model_rank(name: str) -> str:

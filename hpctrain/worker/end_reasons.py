@@ -67,10 +67,20 @@ class NonFiniteLossError(WorkerError):
     reason: EndReason = "non_finite_loss"
 
 
+class LossScaleError(WorkerError):
+    """Gradients overflow fp16 at every loss scale that the run may take."""
+
+    reason: EndReason = "non_finite_loss"
+
+
 class CheckpointError(WorkerError):
     """The run has checkpoints and can take none of them, or has no room for one."""
 
     reason: EndReason = "bad_checkpoint"
+
+
+class CompileError(WorkerError):
+    """A block of the model cannot be compiled."""
 
 
 class StoppedBySignalError(WorkerError):

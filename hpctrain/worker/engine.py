@@ -11,10 +11,15 @@ import torch.distributed as dist
 from torch import nn
 
 from hpctrain.plan.run_plan import RunPlan
+from hpctrain.worker.data_type import check_data_type
+from hpctrain.worker.loss_scale import install_loss_scale, scale_rule
 from hpctrain.worker.model.decoder import Decoder
+from hpctrain.worker.nvme_states import prepare_nvme
 from hpctrain.worker.parallel_groups import TensorParallelUnit, build_parallel_groups
 from hpctrain.worker.partial_offload import join_optimizers
 from hpctrain.worker.pipeline import build_pipeline, tell_shapes
+from hpctrain.worker.plain_optimizer import plain_optimizer_in_place, take_fp32_optimizer
+from hpctrain.worker.state_tiers import prepare_tiers
 
 
 def build_engine(plan: RunPlan, weight_decay: float, seed: int, device: torch.device) -> Any:
@@ -29,6 +34,8 @@ def build_engine(plan: RunPlan, weight_decay: float, seed: int, device: torch.de
     if device.type == "cpu":
         # DeepSpeed would compile its shared-memory collective at this point; gloo does without a compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    check_data_type(plan.precision, device)
+    prepare_tiers(plan)
     deepspeed.init_distributed()
     groups = build_parallel_groups(plan.layout, dist.get_rank())
     mpu = TensorParallelUnit(groups.tensor, groups.zero) if groups.zero else None
@@ -36,12 +43,24 @@ def build_engine(plan: RunPlan, weight_decay: float, seed: int, device: torch.de
         model = (
             build_pipeline(plan, seed, groups)
             if plan.layout.pipeline_parallel_size > 1
-            else Decoder(plan.model, plan.activation_checkpointing, seed, groups, plan.offload_activations)
+            else Decoder(
+                plan.model,
+                plan.activation_checkpointing,
+                seed,
+                groups,
+                plan.offload_activations,
+                plan.loss_chunk_size,
+            )
         )
-    engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=parameter_groups(model, weight_decay), config=plan.ds_config, mpu=mpu
-    )
+    with plain_optimizer_in_place(plan.zero_stage):
+        engine, *_ = deepspeed.initialize(
+            model=model, model_parameters=parameter_groups(model, weight_decay), config=plan.ds_config, mpu=mpu
+        )
+    if plan.zero_stage == 0 and plan.precision == "fp32":
+        take_fp32_optimizer(engine)
+    install_loss_scale(engine, scale_rule(plan.ds_config))
     join_optimizers(engine)
+    prepare_nvme(engine)
     if plan.layout.pipeline_parallel_size > 1:
         tell_shapes(engine, plan)
     return engine

@@ -65,7 +65,7 @@ def memory_groups(proc_self: Path = _PROC_SELF) -> tuple[MemoryGroup, ...]:
         mount, _, source = line.partition(" - ")
         fstype, _, options = source.split(" ", 2)
         if fstype == kind and (kind == "cgroup2" or "memory" in options.split(",")):
-            root, mount_point = (_unescaped(word) for word in mount.split(" ")[3:5])
+            root, mount_point = (unescaped(word) for word in mount.split(" ")[3:5])
             folders = _from_own_to_top(PurePosixPath(paths[kind]), PurePosixPath(root), Path(mount_point))
             return tuple(MemoryGroup(folder, 1 if kind == "cgroup" else 2) for folder in folders)
     return ()
@@ -113,10 +113,10 @@ def _from_own_to_top(path: PurePosixPath, mount_root: PurePosixPath, mount_point
     return [mount_point / part for part in (relative, *relative.parents)] if relative.parts else [mount_point]
 
 
-def _unescaped(word: str) -> str:
+def unescaped(word: str) -> str:
     r"""A path of ``mountinfo``, which spells blanks and backslashes in octal.
 
-    >>> _unescaped(r"/a\040b")
+    >>> unescaped(r"/a\040b")
     '/a b'
     """
     first, *others = word.split("\\")

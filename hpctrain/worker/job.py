@@ -36,8 +36,10 @@ def run(run_dir: str) -> NoReturn:
         rank = start_rank(paths, started_at_s)
         if rank.env.local_rank == 0:
             guard.remove_at_end(rank.caches)
+        if rank.nvme is not None:
+            guard.remove_at_end(str(rank.nvme))
         stop.leave_after(rank.config.cluster.signal_lead_s, leave)
-        _run_payload(rank, stop, leave)
+        _run_payload(rank, stop, leave, guard)
     # Whatever ends a rank, KeyboardInterrupt included, leaves its reason.
     except BaseException as error:
         traceback.print_exc()
@@ -45,7 +47,7 @@ def run(run_dir: str) -> NoReturn:
     _end(EXIT_CODES["completed"], guard)
 
 
-def _run_payload(rank: Rank, stop: StopSignal, leave: Leave) -> None:
+def _run_payload(rank: Rank, stop: StopSignal, leave: Leave, guard: RankGuard) -> None:
     """What ``training.payload`` names; its module is imported here, since torch reads the environment at its import."""
     if rank.plan.payload == "launch_check":
         # Mostly rank_entry goes there at once; here its node saw the run folder late.
@@ -54,7 +56,7 @@ def _run_payload(rank: Rank, stop: StopSignal, leave: Leave) -> None:
         check(str(rank.paths.root))
     from hpctrain.worker.training import run_training
 
-    run_training(rank, stop, leave)
+    run_training(rank, stop, leave, guard)
 
 
 def _end(exit_code: int, guard: RankGuard) -> NoReturn:

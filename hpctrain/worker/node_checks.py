@@ -91,7 +91,7 @@ def memlock_warnings(locked_bytes: int, needs: Sequence[str], node: str) -> list
 
 def _memlock_needs(config: Config) -> list[str]:
     parallelism = config.parallelism
-    is_offloading = "cpu" in (parallelism.offload_optimizer, parallelism.offload_param)
+    is_offloading = (parallelism.offload_optimizer, parallelism.offload_param) != ("none", "none")
     needs = ["parallelism.offload with pin_memory=true"] if is_offloading and parallelism.pin_memory else []
     return needs + (["InfiniBand adapters"] if _FABRIC.is_dir() and any(_FABRIC.iterdir()) else [])
 

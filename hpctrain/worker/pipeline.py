@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.engine import TRAIN_BATCH_TIMER
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
@@ -19,14 +21,15 @@ from hpctrain.config.schema import Precision
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.worker.data.micro_batches import MicroBatches
 from hpctrain.worker.model.decoder import Blocks
-from hpctrain.worker.model.layers import ColumnParallelLinear, ParameterSeed, TiedHead, VocabParallelEmbedding
-from hpctrain.worker.model.loss import mean_cross_entropy
+from hpctrain.worker.model.head import Head
+from hpctrain.worker.model.layers import ParameterSeed, VocabParallelEmbedding
+from hpctrain.worker.model.loss import head_loss
 from hpctrain.worker.model.stages import FinalNorm, PositionTable
 from hpctrain.worker.parallel_groups import ParallelGroups, RankGroup
 
 _TIED = "token_table"
 """DeepSpeed's key of the layers that share the token table."""
-_DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,15 @@ def build_pipeline(plan: RunPlan, seed: int, groups: ParallelGroups) -> Pipeline
     )
     # DeepSpeed prints the place of every rank and the name of every layer.
     with contextlib.redirect_stdout(io.StringIO()):
-        return PipelineModule(
+        module = PipelineModule(
             _layers(plan, ParameterSeed(seed), groups),
             topology=topology,
-            loss_fn=partial(_loss, tensor=groups.tensor),
             partition_method=f"type:^{Blocks.__name__}$",
         )
+    if layout.place(dist.get_rank()).pipeline == layout.pipeline_parallel_size - 1:
+        head = module.tied_modules[_TIED] if plan.model.tie_embeddings else module.forward_funcs[-1]
+        module.loss_fn = partial(_loss, head.weight, groups.tensor, plan.loss_chunk_size)
+    return module
 
 
 def tell_shapes(engine: Any, plan: RunPlan) -> None:
@@ -105,6 +111,18 @@ def train_batch(engine: Any, micro_batches: MicroBatches) -> Tensor:
     return loss
 
 
+def evaluate_batch(engine: Any, micro_batches: Iterator[tuple[Tensor, Tensor]], num_micro_batches: int) -> Tensor:
+    """Mean loss of a global batch through the pipeline without gradients, on every rank; the engine is left evaluating.
+
+    Args:
+        engine: DeepSpeed's, between two steps.
+        micro_batches: ids and labels; only the first and the last stage take any.
+        num_micro_batches: of this data-parallel rank.
+    """
+    loss: Tensor = engine.eval_batch(micro_batches, num_micro_batches=num_micro_batches)
+    return loss
+
+
 def _layers(plan: RunPlan, seed: ParameterSeed, groups: ParallelGroups) -> list[LayerSpec]:
     """The decoder in the order of the forward pass, one ``Blocks`` a stage; nothing is made yet."""
     shape, num_stages = plan.model, plan.layout.pipeline_parallel_size
@@ -126,7 +144,7 @@ def _layers(plan: RunPlan, seed: ParameterSeed, groups: ParallelGroups) -> list[
     positions = [LayerSpec(PositionTable, shape, seed.child("position_table"))] if shape.architecture == "gpt" else []
     norm = LayerSpec(FinalNorm, shape)
     if not shape.tie_embeddings:
-        head = LayerSpec(ColumnParallelLinear, hidden, (vocab,), False, std, seed.child("head"), groups.tensor)
+        head = LayerSpec(_LastLayer, vocab, hidden, std, seed.child("head"), groups.tensor)
         return [LayerSpec(*table), *positions, *stages, norm, head]
     # The last stage holds a table of its own, whose gradients DeepSpeed adds to those of the first. Only a layer without
     # forward_fn is written into checkpoints: the first.
@@ -135,19 +153,25 @@ def _layers(plan: RunPlan, seed: ParameterSeed, groups: ParallelGroups) -> list[
         *positions,
         *stages,
         norm,
-        TiedLayerSpec(_TIED, *table, forward_fn=_tied_head),
+        TiedLayerSpec(_TIED, *table, forward_fn=_unchanged),
     ]
 
 
-def _loss(logits: Tensor, labels: Tensor, tensor: RankGroup) -> Tensor:
-    """``mean_cross_entropy``; gives the memory of ``logits`` back."""
-    loss = mean_cross_entropy(logits, labels, tensor)
-    # The engine holds on to them until it uses the same buffer again, and neither it nor the backward pass reads them.
-    logits.data = logits.new_empty(0)
-    return loss
+class _LastLayer(Head):
+    """Holds the output matrix. The loss uses it, since the engine gives labels to the loss alone."""
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        """``x`` itself."""
+        del labels
+        return x
 
 
-def _tied_head(table: VocabParallelEmbedding, x: Tensor) -> Tensor:
-    """Scores of the next token, (batch, seq, own vocab), for ``x`` (batch, seq, hidden)."""
-    scores: Tensor = TiedHead(table.weight, table.tensor)(x)
-    return scores
+def _unchanged(table: VocabParallelEmbedding, x: Tensor) -> Tensor:
+    """``x`` itself: the last layer of a stage whose output matrix is the token table; the loss uses it."""
+    del table
+    return x
+
+
+def _loss(weight: Tensor, tensor: RankGroup, chunk_size: int, x: Tensor, labels: Tensor) -> Tensor:
+    """Of the last stage, see ``head_loss``; ``x`` (batch, seq, hidden) is what its layers give out."""
+    return head_loss(x, weight, labels, tensor, chunk_size)

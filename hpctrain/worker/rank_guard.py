@@ -14,11 +14,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from hpctrain.plan.own_variables import RANK_PROCESS_VARIABLE, RUN_VARIABLE
 from hpctrain.worker.linux import adopt_orphans, descendants, parent_of, signal_at_parents_death, start_of
+
+if TYPE_CHECKING:
+    import subprocess  # of the rank, which has it; the guard itself stays small
 
 _DEATH_SIGNAL = signal.SIGRTMIN + 1
 """None that Slurm or a user sends to all processes of a step."""
@@ -39,14 +43,21 @@ class RankGuard:
         self._pid = pid
         self._pipe = pipe
         self._folders: list[str] = []
+        self._awaited: dict[subprocess.Popen[bytes], float] = {}
 
     def remove_at_end(self, folder: str) -> None:
         """Has ``folder`` removed when this process ends, also where it is killed."""
         self._folders.append(folder)
         os.write(self._pipe, os.fsencode(folder) + b"\0")
 
+    def wait_at_end(self, process: subprocess.Popen[bytes], limit_s: float) -> None:
+        """Has ``finish`` close the input of a child and wait for it, at most ``limit_s``, before it kills what is left."""
+        self._awaited[process] = limit_s
+
     def finish(self) -> None:
         """Kills every process that this one left behind, removes its folders, and ends the guard."""
+        for process, limit_s in self._awaited.items():
+            _wait_for(process, limit_s)
         for _ in range(_MAX_ROUNDS):
             left = [pid for pid in descendants() if pid != self._pid and not _is_zombie(pid)]
             if not left:
@@ -57,6 +68,18 @@ class RankGuard:
             shutil.rmtree(folder, ignore_errors=True)
         _kill([self._pid])
         os.waitpid(self._pid, 0)
+
+
+def _wait_for(process: subprocess.Popen[bytes], limit_s: float) -> None:
+    if process.stdin is not None:
+        with suppress(OSError):  # it has ended
+            process.stdin.close()
+    ends_at = time.monotonic() + limit_s
+    while process.poll() is None:
+        if time.monotonic() > ends_at:
+            print(f"hpctrain: warning: process {process.pid} did not end within {limit_s:g} s, and is killed", flush=True)
+            return
+        time.sleep(_ROUND_S)
 
 
 def start_guard(run_dir: str, grace_s: float = _GRACE_S) -> RankGuard:

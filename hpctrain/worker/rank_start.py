@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import hpctrain
 from hpctrain.config.schema import Config
@@ -24,6 +25,7 @@ from hpctrain.worker.end_reasons import RankEnvironmentError
 from hpctrain.worker.master_address import check_address
 from hpctrain.worker.node_checks import check_node
 from hpctrain.worker.nodelist import first_host
+from hpctrain.worker.nvme_folder import make_folder
 from hpctrain.worker.rank_env import (
     RankEnv,
     azureml_rank_env,
@@ -52,6 +54,8 @@ class Rank:
     """Unix time of the process's first line."""
     caches: str
     """Node-local folder for compiled code, removed at the end."""
+    nvme: Path | None
+    """This rank's own folder on its node's NVMe, removed at the end; None: nothing is moved there."""
 
     def write_attempt(self, record: AttemptRecord) -> None:
         """Replaces the attempt's record; rank 0 does it for all."""
@@ -106,7 +110,8 @@ def start_rank(paths: RunPaths, started_at_s: float) -> Rank:
         print(f"hpctrain: node {rank_env.node_name}: compiled code is kept in {caches} till the end", flush=True)
     check_address(rank_env)
     check_node(paths, config, plan, rank_env)
-    return Rank(paths, config, plan, rank_env, versions, started_at_s, caches)
+    nvme = make_folder(plan.nvme, rank_env) if plan.nvme is not None and plan.payload == "train" else None
+    return Rank(paths, config, plan, rank_env, versions, started_at_s, caches, nvme)
 
 
 def _rank_env(plan: RunPlan, user_env: Mapping[str, str], run_name: str) -> RankEnv:

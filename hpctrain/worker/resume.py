@@ -10,15 +10,21 @@ from typing import Any
 
 import torch.distributed as dist
 
+from hpctrain.errors import HpctrainError, RecordError
 from hpctrain.plan.checkpoint_size import room_problem
 from hpctrain.plan.layout import Layout
 from hpctrain.record.checkpoints import Checkpoint, Checkpoints, read_checkpoints, remove_unfinished, told
-from hpctrain.record.resume_check import resume_problems
+from hpctrain.record.resume_check import is_cut_alike, resume_problems
 from hpctrain.record.schema import CheckpointFile, CheckpointRecord
-from hpctrain.worker.checkpoint_files import RankFiles
+from hpctrain.units import counted
+from hpctrain.worker.agreement import first_error
+from hpctrain.worker.checkpoint_files import RankFiles, wait_for_sizes
 from hpctrain.worker.end_reasons import CheckpointError
+from hpctrain.worker.loss_scale import install_loss_scale, scale_rule
 from hpctrain.worker.partial_offload import join_optimizers
 from hpctrain.worker.rank_start import Rank
+from hpctrain.worker.state.live_state import live_state, take_counts
+from hpctrain.worker.state.saved_state import SavedState, damage
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,8 @@ def load_newest(engine: Any, rank: Rank, corpus_digest: str, files: RankFiles) -
     for checkpoint in reversed(found.complete):
         if problems := resume_problems(checkpoint, rank.plan, rank.config.training.seed, corpus_digest):
             raise CheckpointError("\n".join(map(str, problems)))
-        error = _load(engine, rank, checkpoint, files)
+        is_alike = is_cut_alike(checkpoint.record, rank.plan)
+        error = _load(engine, rank, checkpoint, files) if is_alike else _load_cut_anew(engine, rank, checkpoint)
         if not error:
             _tell(rank, f"goes on after step {checkpoint.step} of {rank.plan.num_steps} ({checkpoint.folder.name})")
             return Loaded(checkpoint.step, tuple(rejected))
@@ -97,7 +104,7 @@ def _found_by_rank_0(rank: Rank) -> Checkpoints:
 def _load(engine: Any, rank: Rank, checkpoint: Checkpoint, files: RankFiles) -> str:
     """Loads it on all ranks, or on none; returns what is wrong with it, or an empty text."""
     error = files.read(checkpoint.folder, own_files(checkpoint.record, rank.plan.layout, rank.env.rank))
-    if not (wrong := _first_error(error)):
+    if not (wrong := first_error(error)):
         # The engine looks for files by a pattern, in which a bracket of the run folder's name would be a sign.
         folder = glob.escape(str(checkpoint.folder.parent))
         engine.checkpoint_engine = files
@@ -105,31 +112,54 @@ def _load(engine: Any, rank: Rank, checkpoint: Checkpoint, files: RankFiles) -> 
         try:
             engine.load_checkpoint(folder, tag=checkpoint.folder.name)
             join_optimizers(engine)
+            install_loss_scale(engine, scale_rule(rank.plan.ds_config))
         except (RuntimeError, ValueError, KeyError, AssertionError) as failure:
             error = f"{type(failure).__name__}: {failure}"
         else:
             if engine.global_steps != checkpoint.step:
                 error = f"its files are of step {engine.global_steps}, its complete.json says {checkpoint.step}"
-        wrong = _first_error(error)
+        wrong = first_error(error)
     files.forget()
     return wrong
 
 
+def _load_cut_anew(engine: Any, rank: Rank, checkpoint: Checkpoint) -> str:
+    """As ``_load``, of a checkpoint that other ranks or another parallelism have cut; each file is checked by one rank."""
+    folder, record = checkpoint.folder, checkpoint.record
+    _tell(rank, f"{folder.name} is of {counted(record.world_size, 'rank')}, ZeRO {record.zero_stage}: it is cut anew")
+    own_share = record.files[rank.env.rank :: rank.env.world_size]
+    try:
+        wait_for_sizes(folder, own_share)
+        error = next(filter(None, (damage(folder / file.name) for file in own_share)), "")
+    except RecordError as failure:
+        error = str(failure)
+    if wrong := first_error(error):
+        return wrong
+    saved = SavedState(folder, record)
+    live = live_state(engine, rank.plan, rank.env.rank)
+    try:
+        own = live.read(saved, saved.adam_step, saved.scaling)
+    # What is in the files decides what is raised.
+    except (HpctrainError, RuntimeError, ValueError, KeyError, IndexError, OSError) as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    if wrong := first_error(error):
+        return wrong
+    live.fill(own)
+    install_loss_scale(engine, scale_rule(rank.plan.ds_config))
+    take_counts(engine, rank.plan, saved)
+    if engine.global_steps != checkpoint.step:
+        error = f"its files are of step {engine.global_steps}, its complete.json says {checkpoint.step}"
+    return first_error(error)
+
+
 def own_files(record: CheckpointRecord, layout: Layout, rank: int) -> list[CheckpointFile]:
-    """What ``rank`` reads: its own, and in ZeRO 1 and 2 the parameters, which one of those that hold the same ones wrote."""
+    """What ``rank`` reads: its own, and in ZeRO 0 to 2 the parameters, which one of those that hold the same ones wrote."""
     return [
         file
         for file in record.files
         if file.rank == rank
         or (record.zero_stage < 3 and "model_states" in file.name and layout.holds_same_parameters(file.rank, rank))
     ]
-
-
-def _first_error(error: str) -> str:
-    """The first rank's error on all ranks; empty if none has one."""
-    errors: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(errors, error)
-    return next((f"rank {number}: {text}" for number, text in enumerate(errors) if text), "")
 
 
 def _tell(rank: Rank, text: str) -> None:

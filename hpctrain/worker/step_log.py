@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from hpctrain.record.schema import SCHEMA_VERSION, StepRecord
+from hpctrain.record.schema import STEP_SCHEMA_VERSION, StepRecord
 from hpctrain.record.writer import StepWriter
+from hpctrain.worker.step_parts import StepParts
 from hpctrain.worker.timing import Mark, mark, peak_memory_bytes, seconds_between
 
 
@@ -25,16 +26,18 @@ class MeasuredStep:
     grad_norm: torch.Tensor | float | None
     skipped: bool
     data_time_s: float
+    loss_scale: float | None
+    tokens: int
+    parts: StepParts | None
     end: Mark
 
 
 class StepLog:
     """Collects the steps of one rank; rank 0 appends them to ``steps.jsonl``."""
 
-    def __init__(self, writer: StepWriter | None, attempt: int, tokens_per_step: int, device: torch.device) -> None:
+    def __init__(self, writer: StepWriter | None, attempt: int, device: torch.device) -> None:
         self._writer = writer
         self._attempt = attempt
-        self._tokens_per_step = tokens_per_step
         self._device = device
         # The host stays one step ahead of a GPU, so that it never waits for work that is not done.
         self._lag = 1 if device.type == "cuda" else 0
@@ -56,14 +59,41 @@ class StepLog:
         grad_norm: torch.Tensor | float | None,
         skipped: bool,
         data_time_s: float,
+        tokens: int,
+        loss_scale: float | None = None,
+        parts: StepParts | None = None,
     ) -> None:
-        """Notes a step; one small sum over ranks carries its loss and the stop requests."""
+        """Notes a step; one small sum over ranks carries its loss and the stop requests.
+
+        Args:
+            step: optimizer step, from 1.
+            learning_rate: of this step.
+            loss: this rank's mean, a scalar on the device.
+            stop_requested: this rank got a signal.
+            grad_norm: before clipping, where it is known.
+            skipped: the optimizer did not update.
+            data_time_s: seconds that the host waited for data.
+            tokens: of all ranks.
+            loss_scale: of fp16.
+            parts: marks between the parts of the step; None: they are not apart.
+        """
         totals = torch.stack((loss, torch.full_like(loss, float(stop_requested))))
         dist.all_reduce(totals)
         # From a GPU this is a copy into pinned memory behind the queued work.
         host_totals = totals.to("cpu", non_blocking=True)
         self._pending.append(
-            MeasuredStep(step, learning_rate, host_totals, grad_norm, skipped, data_time_s, mark(self._device))
+            MeasuredStep(
+                step=step,
+                learning_rate=learning_rate,
+                totals=host_totals,
+                grad_norm=grad_norm,
+                skipped=skipped,
+                data_time_s=data_time_s,
+                loss_scale=loss_scale,
+                tokens=tokens,
+                parts=parts,
+                end=mark(self._device),
+            )
         )
         if len(self._pending) > self._lag:
             known = self._pending[-1 - self._lag]
@@ -95,8 +125,9 @@ class StepLog:
         self._last_end = mark(self._device)
 
     def _record(self, measured: MeasuredStep, time_s: float, peak_bytes: int) -> StepRecord:
+        parts = measured.parts.seconds() if measured.parts is not None else {}
         return StepRecord(
-            schema_version=SCHEMA_VERSION,
+            schema_version=STEP_SCHEMA_VERSION,
             attempt=self._attempt,
             step=measured.step,
             time_s=time_s,
@@ -107,8 +138,12 @@ class StepLog:
             skipped=measured.skipped,
             step_time_s=seconds_between(self._last_end, measured.end),
             data_time_s=measured.data_time_s,
-            tokens=self._tokens_per_step,
+            tokens=measured.tokens,
             peak_memory_bytes=peak_bytes,
+            forward_time_s=parts.get("forward"),
+            backward_time_s=parts.get("backward"),
+            optimizer_time_s=parts.get("optimizer"),
+            loss_scale=measured.loss_scale,
         )
 
 

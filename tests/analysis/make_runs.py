@@ -21,7 +21,14 @@ from hpctrain.config.schema import (
 from hpctrain.plan.run_plan import build_run_plan
 from hpctrain.record.files import write_record, write_text
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.schema import SCHEMA_VERSION, AttemptRecord, GpuSample, NodeSample, StepRecord
+from hpctrain.record.schema import (
+    SCHEMA_VERSION,
+    STEP_SCHEMA_VERSION,
+    AttemptRecord,
+    GpuSample,
+    NodeSample,
+    StepRecord,
+)
 from hpctrain.record.writer import StepWriter
 
 TOY = ModelConfig("toy", "gpt", num_layers=2, hidden_size=64, num_heads=2, vocab_size=100, max_seq_len=32)
@@ -129,7 +136,7 @@ def make_run(
         for step, step_time_s in enumerate(attempt.step_times_s, start=attempt.first_step):
             clock_s += step_time_s
             healthy = StepRecord(
-                schema_version=SCHEMA_VERSION,
+                schema_version=STEP_SCHEMA_VERSION,
                 attempt=number,
                 step=step,
                 time_s=clock_s,
@@ -141,6 +148,9 @@ def make_run(
                 data_time_s=0.1 * step_time_s,
                 tokens=plan.batch.tokens_per_step,
                 peak_memory_bytes=2**30,
+                forward_time_s=0.25 * step_time_s,
+                backward_time_s=0.5 * step_time_s,
+                optimizer_time_s=0.125 * step_time_s,
             )
             steps.append(replace(healthy, **step_fields))
         writer.append(steps)

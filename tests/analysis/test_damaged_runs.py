@@ -122,9 +122,9 @@ def test_one_damaged_line_in_twenty_does_not_spoil_the_run(tmp_path: Path) -> No
 
 def test_a_run_whose_steps_have_another_schema(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    run.steps.write_text(run.steps.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    run.steps.write_text(run.steps.read_text().replace('"schema_version": 2', '"schema_version": 3'))
     assert load_one(tmp_path).reason == (
-        "10 of 10 lines of steps.jsonl are damaged, at most 5%; the first: line 1: schema_version=2, this hpctrain reads 1;"
+        "10 of 10 lines of steps.jsonl are damaged, at most 5%; the first: line 1: schema_version=3, this hpctrain reads 1 and 2;"
         " no steady step among 0 recorded"
     )
 

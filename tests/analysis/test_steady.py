@@ -15,6 +15,7 @@ from hpctrain.analysis.steady import (
     mark_steps,
     num_warm_up_steps,
     outlier_steps,
+    seeks_loss_scale,
 )
 
 
@@ -138,3 +139,15 @@ def test_marks_against_a_plain_reckoning(seed: int) -> None:
         cut = set(different[: num_warm_up_steps(len(different))])
         part = marked[marked["attempt"] == attempt]
         assert part["warm_up"].tolist() == [step in cut for step in part["step"]]
+
+
+def test_fp16_seeks_its_loss_scale_before_the_first_update_only() -> None:
+    nan = math.nan
+    columns = {
+        "skipped": np.array([True, True, True, False, True, False]),
+        "loss": np.array([9.0, nan, 9.0, 9.0, 9.0, 9.0]),
+        "loss_scale": np.array([8.0, 4.0, 2.0, 1.0, 1.0, 0.5]),
+    }
+    assert seeks_loss_scale(columns).tolist() == [True, False, True, False, False, False]
+    # In bf16 nothing is scaled, and a skipped step is a dead one from the first on.
+    assert not seeks_loss_scale(columns | {"loss_scale": np.full(6, nan)}).any()

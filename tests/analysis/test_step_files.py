@@ -17,11 +17,13 @@ from hpctrain.analysis import step_files
 from hpctrain.analysis.step_files import StepColumns, read_steps
 from hpctrain.record.lines import MAX_LINE_BYTES, parse_step
 from hpctrain.record.reader import StepsFile
-from hpctrain.record.schema import StepRecord
+from hpctrain.record.schema import STEP_FIELDS_SINCE_2, StepRecord
 from hpctrain.record.writer import StepWriter
 
-GOOD = StepRecord(1, 1, 1, 1.7e9, 2.5, 1e-4, 0.75, False, 0.5, 0.01, 1024, 2**30)
+GOOD = StepRecord(2, 1, 1, 1.7e9, 2.5, 1e-4, 0.75, False, 0.5, 0.01, 1024, 2**30, 0.125, 0.25, 0.0625, 65536.0)
 LINE = json.dumps(dataclasses.asdict(GOOD)).encode()
+OLD = dataclasses.replace(GOOD, schema_version=1, **dict.fromkeys(STEP_FIELDS_SINCE_2))  # type: ignore[arg-type]
+OLD_LINE = json.dumps({name: value for name, value in vars(OLD).items() if name not in STEP_FIELDS_SINCE_2}).encode()
 NAMES = [field.name for field in dataclasses.fields(StepRecord) if field.name != "schema_version"]
 
 
@@ -61,6 +63,8 @@ WHOLE: dict[str, bytes] = {
     "another order": json.dumps(dict(reversed(dataclasses.asdict(GOOD).items()))).encode(),
     "an escaped key": LINE.replace(b'"loss"', b'"\\u006coss"'),
     "no blanks": LINE.replace(b" ", b""),
+    "no parts": line(forward_time_s="null", backward_time_s="null", optimizer_time_s="null", loss_scale="null"),
+    "an older version": OLD_LINE,
 }
 DAMAGED: dict[str, bytes] = {
     "empty": b"",
@@ -84,7 +88,9 @@ DAMAGED: dict[str, bytes] = {
     "comment": LINE + b"// x",
     "too long": line(loss="2." + "5" * MAX_LINE_BYTES),
     "deep": b"[" * 100_000,
-    "another version": line(schema_version="2"),
+    "another version": line(schema_version="3"),
+    "an older version with the fields of a newer one": line(schema_version="1"),
+    "a newer version without its fields": OLD_LINE.replace(b'"schema_version": 1', b'"schema_version": 2'),
     "version as float": line(schema_version="1.0"),
     "version as text": line(schema_version='"1"'),
     "version as flag": line(schema_version="true"),
@@ -172,6 +178,15 @@ def test_every_float_comes_back_as_it_was(tmp_path: Path) -> None:
     StepWriter(tmp_path / "steps.jsonl").append(records)
     assert step_files._read_columns((tmp_path / "steps.jsonl").read_bytes()) is not None
     assert_same(read_steps(tmp_path / "steps.jsonl"), records, 0)
+
+
+def test_lines_of_the_version_before_are_read_fast_and_go_on_in_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes((OLD_LINE + b"\n") * 3)
+    assert step_files._read_columns(path.read_bytes()) is not None
+    assert_same(read_steps(path), [OLD] * 3, 0)
+    StepWriter(path).append([GOOD, GOOD])
+    assert_same(read_steps(path), [OLD] * 3 + [GOOD] * 2, 0)
 
 
 TOKENS = [
@@ -275,9 +290,13 @@ def test_a_folder_in_the_place_of_the_file_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("another version", "schema_version=2, this hpctrain reads 1"),
-        ("version as float", "schema_version=1.0, this hpctrain reads 1"),
-        ("list", "schema_version=None, this hpctrain reads 1"),
+        ("another version", "schema_version=3, this hpctrain reads 1 and 2"),
+        ("version as float", "schema_version=1.0, this hpctrain reads 1 and 2"),
+        ("list", "schema_version=None, this hpctrain reads 1 and 2"),
+        (
+            "a newer version without its fields",
+            "missing or unknown: backward_time_s, forward_time_s, loss_scale, optimizer_time_s",
+        ),
         ("missing key", "missing or unknown: tokens"),
         ("key misspelt", "missing or unknown: loss, lost"),
         ("key twice", "a key stands twice"),

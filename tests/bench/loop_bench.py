@@ -57,6 +57,7 @@ def bench_rank(num_blocks: int) -> None:
     from hpctrain.record.writer import StepWriter
     from hpctrain.worker.data.batches import TokenBatches
     from hpctrain.worker.data.corpus import load_corpus
+    from hpctrain.worker.data.micro_batches import MicroBatchStream
     from hpctrain.worker.engine import build_engine
     from hpctrain.worker.loop import train
     from hpctrain.worker.step_log import StepLog
@@ -70,7 +71,7 @@ def bench_rank(num_blocks: int) -> None:
     rank, device = dist.get_rank(), torch.device("cpu")
     corpus = load_corpus(point.config.data, plan.model.vocab_size, plan.batch.seq_len, training.seed)
     engine = build_engine(plan, training.weight_decay, training.seed, device)
-    batches = TokenBatches(corpus.tokens, plan.batch, training.seed, rank, NUM_RANKS)
+    batches = TokenBatches(corpus.training, plan.batch, rank, NUM_RANKS)
     stop = StopSignal()
 
     def bare() -> None:
@@ -81,7 +82,8 @@ def bench_rank(num_blocks: int) -> None:
 
     def ours() -> None:
         writer = StepWriter(Path(folder) / "steps.jsonl") if rank == 0 else None
-        train(engine, plan, training, batches, StepLog(writer, 1, plan.batch.tokens_per_step, device), stop)
+        with MicroBatchStream(batches, 1, STEPS_A_BLOCK, device) as data:
+            train(engine, plan, training, data, StepLog(writer, 1, device), stop)
 
     loops = {"bare DeepSpeed loop": bare, "hpctrain's loop": ours}
     seconds: dict[str, list[float]] = {name: [] for name in loops}

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from hpctrain.record.files import read_record
 from hpctrain.record.launch_check import LaunchCheck
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import StepsFile, read_attempts, read_submission
+from tests.token_files import write_tokens
 from tests.worker.check_ranks import free_port
 
 WORDS = (
@@ -273,6 +275,16 @@ def test_a_process_that_no_launcher_started_says_so(tmp_path: Path, submitted: R
     answer = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, check=False)
     assert answer.returncode == 4
     assert "RANK, LOCAL_RANK: missing; AzureML must start this with distribution.type=pytorch" in answer.stderr
+
+
+def test_a_relative_prefix_is_one_of_the_submitting_folder(tmp_path: Path) -> None:
+    (tmp_path / "corpora").mkdir()
+    write_tokens(tmp_path / "corpora" / "web", range(2000))
+    answer = submit(tmp_path, "data=tokens", "data.path=corpora/web", "model.vocab_size=2048")
+    assert answer.returncode == 4, answer.stderr
+    job = yaml.safe_load(the_run(tmp_path).azureml_job.read_text(encoding="utf-8"))
+    assert job["inputs"]["data"]["path"] == str(tmp_path / "corpora")
+    assert job["command"].endswith('"${{inputs.data}}"/web')
 
 
 @pytest.mark.train

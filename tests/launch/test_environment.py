@@ -220,6 +220,23 @@ def test_what_ranks_need_must_be_mounted() -> None:
     check_container(mounted, "/opt/env/bin/python")
 
 
+def test_the_folders_of_token_files_must_be_mounted() -> None:
+    config = config_of(
+        *PYXIS,
+        "cluster.container.image=ubuntu:24.04",
+        "cluster.container.mounts=[/opt/env,/data/in]",
+        "data=tokens",
+        "data.blend={/data/a: 1, /data/in/b: 2}",
+        "data.validation_path=/held/out",
+    )
+    with pytest.raises(ConfigError) as caught:
+        check_container(config, "/opt/env/bin/python")
+    assert str(caught.value).splitlines() == [
+        f"data.{key}: is not mounted in the container; add '{folder}:{folder}:ro' to cluster.container.mounts"
+        for key, folder in (("blend=/data/a", "/data"), ("validation_path=/held/out", "/held"))
+    ]
+
+
 def test_a_variable_that_is_no_utf_8_is_recorded_and_stops_nothing(tmp_path: Path) -> None:
     run = RunPaths(tmp_path)
     write_environment(run, {"TITLE": os.fsdecode(b"caf\xe9 \xc3\xa9")}, ())

@@ -20,15 +20,18 @@ from hpctrain.launch.resume import (
     check_is_over,
     checkpoint_to_go_on_from,
     failed_nodes,
+    has_checkpoint,
     locked,
     resumed_config,
+    start_note,
 )
 from hpctrain.launch.status.rows import RunStatus
 from hpctrain.plan.run_plan import build_run_plan
+from hpctrain.record.checkpoints import complete_checkpoints
 from hpctrain.record.files import write_record
 from hpctrain.record.frozen_config import config_text
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.reader import StepsFile, read_attempts, read_config, read_submission
+from hpctrain.record.reader import StepsFile, read_attempts, read_config, read_plan, read_submission
 from hpctrain.record.schema import SubmissionRecord
 from tests.cli.test_cli import hpctrain
 from tests.launch.test_chain import save_checkpoint
@@ -88,7 +91,6 @@ def test_a_run_that_is_over_may_go_on(run: RunPaths, changes: dict[str, Any], fo
     [
         (("model.num_layers=3",), False, "model.num_layers=3: decides what the run computes"),
         (("training.seed=1", "training.learning_rate=0.1"), False, "training.learning_rate=0.1: decides"),
-        (("parallelism=zero1",), False, "parallelism.zero_stage=1: decides"),
         (("cluster=local",), False, "cluster.kind=local: the run was made for cluster.kind=slurm"),
         (("training.num_steps=10",), False, "training.num_steps=10: the run was begun for 20 steps.*nearest: 20"),
         ((), True, "training.num_steps=20: the run has completed its 20 steps; .*with N above 20"),
@@ -110,6 +112,33 @@ def test_what_may_change_is_told(run: RunPaths) -> None:
         assert text in notes
 
 
+def test_ranks_and_parallelism_may_change_and_the_global_batch_stays(run: RunPaths) -> None:
+    before = build_run_plan(read_config(run))
+    config, notes = changed(run, "nodes=1", "parallelism=zero1")
+    after = build_run_plan(config)
+    assert (config.nodes, config.parallelism.zero_stage) == (1, 1)
+    assert after.batch.global_batch_size == before.batch.global_batch_size == config.training.global_batch_size
+    assert f"training.global_batch_size={before.batch.global_batch_size}: stays what it was" in notes
+    assert changed(run, "run.note=x")[0].training.global_batch_size is None
+    stated, notes = changed(run, "training.gradient_accumulation_steps=2", "training.micro_batch_size=1")
+    assert stated.training.gradient_accumulation_steps == 2
+    run.config.write_text(config_text(stated), encoding="utf-8")
+    again, notes = changed(run, "nodes=1")
+    assert again.training.gradient_accumulation_steps is None
+    assert "training.gradient_accumulation_steps=null: it follows from the global batch and the ranks" in notes
+
+
+def test_a_checkpoint_of_other_ranks_is_told(run: RunPaths) -> None:
+    config = read_config(run)
+    plan = build_run_plan(config)
+    save_checkpoint(run, 8)
+    (checkpoint,) = complete_checkpoints(run)
+    told = start_note(run, checkpoint, plan)
+    assert told.startswith("goes on after step 8 of 20; its state, saved by 1 rank of ZeRO 1, is cut anew for")
+    assert f"{plan.layout.world_size} ranks of ZeRO {plan.zero_stage} (data parallel" in told
+    assert [has_checkpoint(run, step) for step in (None, 8, 0)] == [True, True, False]
+
+
 def test_failed_nodes_are_offered_or_left_out(run: RunPaths) -> None:
     ends = [("node_failure", "h04"), ("exception", "h01"), ("node_failure", "h04,h02")]
     for number, (reason, node) in enumerate(ends, start=1):
@@ -128,7 +157,7 @@ def test_the_checkpoint_must_fit_the_plan(run: RunPaths) -> None:
     plan = build_run_plan(config)
     assert checkpoint_to_go_on_from(run, plan, config, None) is None
     save_checkpoint(run, 8)
-    with pytest.raises(ConfigError, match=r"nodes=2: .* the checkpoint of step 8 is cut for 1"):
+    with pytest.raises(ConfigError, match=r"training.precision=fp32: the checkpoint of step 8 was saved with x"):
         checkpoint_to_go_on_from(run, plan, config, None)
     with pytest.raises(ConfigError, match="--from-step 4: there is no complete checkpoint of this step; there are: 8"):
         checkpoint_to_go_on_from(run, plan, config, 4)
@@ -196,9 +225,14 @@ def test_a_local_run_goes_on_and_is_run_again(tmp_path: Path) -> None:
     run = only_run(tmp_path)
     done = hpctrain("resume", str(run.root), cwd=tmp_path)
     assert (done.returncode, "has completed its 4 steps" in done.stderr) == (2, True), done.stderr
-    more = hpctrain("resume", str(run.root), "training.num_steps=6", cwd=tmp_path)
+    before = read_plan(run)
+    spread = ("hardware.gpus_per_node=1", "parallelism=zero1")
+    more = hpctrain("resume", str(run.root), "training.num_steps=6", *spread, cwd=tmp_path)
     assert more.returncode == 0, more.stderr
-    assert "goes on after step 4 of 6" in more.stdout
+    ranks = f"{before.layout.world_size} ranks of ZeRO {before.zero_stage}"
+    told = f"goes on after step 4 of 6; its state, saved by {ranks}, is cut anew for 1 rank of ZeRO 1"
+    assert told in more.stdout
+    assert read_plan(run).batch.global_batch_size == before.batch.global_batch_size
     first, second = read_attempts(run)
     assert (first.state, second.state, second.resumed_from_step, second.start_step) == ("completed", "completed", 4, 4)
     assert [record.step for record in StepsFile(run.steps).new_records() if record.attempt == 2] == [5, 6]

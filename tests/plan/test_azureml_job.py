@@ -134,6 +134,19 @@ def test_text_is_an_input(path: str, kind: str) -> None:
     assert stated["inputs"]["data"]["type"] == "uri_file"
 
 
+@pytest.mark.parametrize(
+    ("path", "folder", "word"),
+    [
+        ("azureml://datastores/d/paths/corpora/web", "azureml://datastores/d/paths/corpora", '"${{inputs.data}}"/web'),
+        ("/data/corpora/v1.2 $x", "/data/corpora", "\"${{inputs.data}}\"/'v1.2 $x'"),
+    ],
+)
+def test_the_folder_of_token_files_is_an_input(path: str, folder: str, word: str) -> None:
+    made = job(*AZUREML, IMAGE, "data=tokens", f"data.path='{path}'")
+    assert made["inputs"]["data"] == {"type": "uri_folder", "path": folder, "mode": "ro_mount"}
+    assert made["command"].endswith(f" {word}")
+
+
 def test_a_time_without_limit_gives_none() -> None:
     assert "limits" not in job(*AZUREML, IMAGE, "cluster.time=UNLIMITED")
     assert job(*AZUREML, IMAGE, "cluster.time=30")["limits"] == {"timeout": 1800}

@@ -11,6 +11,7 @@ import pytest
 from hpctrain.config.compose import Point, compose_points
 from hpctrain.errors import EXIT_CONFIG, ConfigError
 from hpctrain.plan.cost import Estimate, RunCost, run_cost, steps_for_tokens
+from hpctrain.plan.layout import Batch
 from hpctrain.plan.cost_options import COST_HELP, COST_OPTIONS, CostOptions, take_cost_options
 from hpctrain.plan.render_cost import render_cost
 from hpctrain.plan.run_plan import RunPlan, build_run_plan
@@ -134,7 +135,7 @@ def test_without_tokens_it_is_the_runs_own_steps() -> None:
     ("tokens", "per_step", "steps"), [(1, 1000, 1), (1000, 1000, 1), (1001, 1000, 2), (3e12, 8_388_608, 357_628)]
 )
 def test_steps_are_whole(tokens: float, per_step: int, steps: int) -> None:
-    assert steps_for_tokens(tokens, per_step) == steps
+    assert steps_for_tokens(tokens, Batch(1, 1, per_step, 1)) == steps
 
 
 STATED = f"{AZURE_530B} hardware.price_per_gpu_hour=3.5 hardware.price_currency=EUR hardware.node_mtbf_hours=9000"

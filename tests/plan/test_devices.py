@@ -93,7 +93,7 @@ def test_hardware_files_agree_with_the_table(name: str) -> None:
     device = find_device(hardware.gpu)
     assert hardware.peak_tflops == {key: device.peak_tflops[key] for key in hardware.peak_tflops}
     assert hardware.achievable_tflops == {key: device.achievable_tflops[key] for key in hardware.achievable_tflops}
-    assert set(hardware.achievable_tflops) == {"bf16"}
+    assert set(hardware.achievable_tflops) == {"bf16", "fp16"}
     assert hardware.intra_node_gb_per_s == device.link_gb_per_s
     assert hardware.host_link_gb_per_s == device.host_link_gb_per_s
     assert hardware.gpu_memory_gib is not None

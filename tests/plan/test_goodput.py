@@ -21,6 +21,7 @@ from hpctrain.plan.goodput import (
     planned_goodput,
     young_interval_s,
 )
+from hpctrain.plan.layout import Batch
 
 RATIOS = [1e-6, 1e-4, 1 / 200, 0.05, 0.5, 1.0]
 """Save time over mean time between failures."""
@@ -192,7 +193,7 @@ def test_published_hours_between_failures_of_a_job(where: str, num_nodes: int, h
 def test_bloom_needed_about_the_gpu_hours_that_its_steps_and_failures_ask() -> None:
     # 366e9 tokens in batches of 2,048 x 2,048; 100 steps in 3 h between checkpoints, 40 s a save; restart assumed 30 min.
     # Published: 1,082,990 GPU-hours on 384 GPUs, planned stops and tests with them.
-    num_steps = steps_for_tokens(366e9, 2048 * 2048)
+    num_steps = steps_for_tokens(366e9, Batch(1, 1, 2048, 2048))
     failures = Failures(PUBLISHED_NODE_MTBF_HOURS["BLOOM (8 A100 a node)"][0], write_s=40, restart_s=1800)
     goodput = planned_goodput(failures, 48, step_time_s=108, interval_s=3 * 3600)
     assert goodput.interval_steps == 100

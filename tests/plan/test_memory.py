@@ -77,9 +77,21 @@ def test_part_of_the_optimizer_stays_on_the_gpu() -> None:
 
 def test_second_partition_of_a_node() -> None:
     # Every parameter once more over the 8 ranks of a node, 2 B each.
-    terms = terms_of("model=13b", "nodes=4", "parallelism=zero3", "parallelism.hpz_partition_size=8")
-    plan = plan_of("model=13b", "nodes=4")
-    assert terms["secondary partition"] == pytest.approx(2 * plan.num_parameters / 8, rel=1e-5)
+    words = ("model=13b", "nodes=4", "parallelism=zero3", "parallelism.hpz_partition_size=8")
+    terms = terms_of(*words, "training.gradient_accumulation_steps=2")
+    whole = 2 * plan_of("model=13b", "nodes=4").num_parameters / 8
+    assert terms["secondary partition"] == pytest.approx(whole, rel=1e-5)
+
+
+def test_what_is_gathered_right_after_a_step_has_no_second_partition_yet() -> None:
+    def forward_bytes(*more: str) -> int:
+        phases = plan_of("model=13b", "nodes=4", "parallelism=zero3", *more).memory.phases
+        return next(peak.gpu_bytes for peak in phases if peak.phase == "forward")
+
+    second, twice = "parallelism.hpz_partition_size=8", "training.gradient_accumulation_steps=2"
+    whole = 2 * plan_of("model=13b", "nodes=4").num_parameters / 8
+    assert forward_bytes(second, twice) - forward_bytes(twice) == pytest.approx(whole, rel=1e-5)
+    assert 0 < forward_bytes(second) - forward_bytes() < 0.95 * whole
 
 
 def test_offloaded_block_inputs_are_on_the_host_but_for_two() -> None:
@@ -197,7 +209,7 @@ def test_the_last_stage_of_a_pipeline_holds_the_loss_the_first_the_micro_batches
 
 
 def test_sequence_ranks_share_the_tokens_and_the_states() -> None:
-    words = ("model=13b", "nodes=1", "training.micro_batch_size=8", "training.activation_checkpointing=full")
+    words = ("model=13b", "nodes=1", "training.micro_batch_size=32", "training.activation_checkpointing=full")
     alone = terms_of(*words)
     shared = terms_of(*words, "parallelism.sequence_parallel_size=4")
     assert shared["block inputs"] == alone["block inputs"] // 4

@@ -95,8 +95,19 @@ CASES = [
     pytest.param(["quantized_weights=true", "zero_stage=1"], ["quantized_weights=true", "stage 3"], id="quantized"),
     pytest.param(
         ["quantized_gradients=true"],
-        ["quantized_gradients=true: reads gradients as fp16 bits"],
+        ["quantized_gradients=true: reads gradients as fp16 bits", "in bf16", "add training.precision=fp16"],
         id="quantized-gradients",
+    ),
+    pytest.param(
+        ["offload_optimizer=cpu", "zero_stage=0"],
+        ["offload_optimizer=cpu: needs a stage of ZeRO, here it is 0", "zero_stage=1, 2 or 3"],
+        id="ddp-offload",
+    ),
+    pytest.param(["offload_param=cpu", "zero_stage=0"], ["stage 3, here it is 0"], id="ddp-offload-param"),
+    pytest.param(
+        ["pipeline_parallel_size=2", "zero_stage=0"],
+        ["ZeRO stage 1, here it is 0: it sends as much as stage 0", "set parallelism.zero_stage=1"],
+        id="ddp-pipeline",
     ),
 ]
 
@@ -107,6 +118,29 @@ def test_problems_of_degrees(keys: list[str], expected: list[str]) -> None:
     told = [str(problem) for problem in plan_of(*words).problems if problem.kind != "memory"]
     assert len(told) == 1, told
     assert all(text in told[0] for text in expected), told[0]
+
+
+def test_quantized_gradients_go_with_fp16() -> None:
+    plan = plan_of(*ON_FOUR_NODES, "parallelism.quantized_gradients=true", "training.precision=fp16")
+    assert [problem for problem in plan.problems if problem.kind != "memory"] == []
+    assert plan.ds_config["zero_optimization"]["zero_quantized_gradients"] is True
+
+
+def test_quantized_gradients_want_equal_groups_and_a_network() -> None:
+    words = ("model=13b", "parallelism=zero3", "parallelism.quantized_gradients=true", "training.precision=fp16")
+    (problem,) = [found for found in plan_of(*words, "nodes=5").problems if found.kind != "memory"]
+    # By hand: 40 ranks divide 5,120, 15,360 and 20,480.
+    assert str(problem).count(" mod ") == 1
+    assert "the token table 50,304 x 5,120: 50,304 mod 40 = 24" in str(problem)
+    # 24 ranks do not divide 5,120, but neither do 2 x 24 divide 5,120 x 5,120: DeepSpeed reduces such a matrix as usual.
+    assert [found for found in plan_of(*words, "nodes=3").problems if found.kind != "memory"] == []
+    (problem,) = [
+        found
+        for found in plan_of(*words, "nodes=4", "parallelism.tensor_parallel_size=2").problems
+        if found.kind != "memory"
+    ]
+    assert "tensor_parallel_size=2 hold different parameters" in str(problem)
+    assert any("no effect on one node" in warning for warning in plan_of(*words, "nodes=1").warnings)
 
 
 def test_quantized_collectives_want_cuda() -> None:

@@ -55,6 +55,11 @@ def test_the_batch_triangle_is_solved(words: tuple[str, ...], micro: int, accumu
 
 PROBLEMS = [
     pytest.param(
+        ["training.compile=true", "training.activation_checkpointing=selective"],
+        ["training.activation_checkpointing=selective", "with training.compile=true", "=none or full"],
+        id="compiled-blocks-choose-what-they-keep",
+    ),
+    pytest.param(
         ["training.global_batch_size=9", "training.micro_batch_size=2"],
         ["training.global_batch_size=9", "2 x 2 = 4", "nearest: 8, 12"],
         id="batch-does-not-divide",
@@ -119,6 +124,10 @@ def test_problems_name_key_rule_and_fix(words: list[str], expected: list[str]) -
             "cluster.signal_lead_s=120: Slurm may send USR1 up to 60 s earlier, and cluster.time=3 is 180 s",
         ),
         (["training.num_steps=10"], "warmup_steps=20 is not below training.num_steps=10"),
+        (
+            ["model.architecture=llama", "training.seq_len=256", "training.warmup_steps=0"],
+            "training.seq_len=256 is longer than model.max_seq_len=128",
+        ),
         (["cluster.cpus_per_task=null"], "states no cores"),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_stated_size_that_misses_the_ratio_is_refused() -> None:
     assert str(problem).startswith(
         "parallelism.offload_ratio=0.5: keeps int((1 - 0.5) x 2) = 1 of 2 sub-groups of 33,280 to 1,003,749,376 elements"
     )
-    assert "with parallelism.sub_group_size=1000000000, so the host has 0.0% of the optimizer's state" in str(problem)
+    assert "with parallelism.sub_group_size=1000000000, so 0.0% of the optimizer's state leave it" in str(problem)
     chosen = plan_of(*words).ds_config["zero_optimization"]["sub_group_size"]
     assert f"leave parallelism.sub_group_size out, or set it to {chosen}: " in str(problem)
     stated = plan_of(*words, f"parallelism.sub_group_size={chosen}")

@@ -25,7 +25,7 @@ def attempt(number: int = 1, **changes: Any) -> AttemptRecord:
 
 
 def step(number: int, loss: float | None = 2.0) -> StepRecord:
-    return StepRecord(1, 1, number, 0.0, loss, 1e-3, 1.0, False, 0.1, 0.01, 64, 1000)
+    return StepRecord(2, 1, number, 0.0, loss, 1e-3, 1.0, False, 0.1, 0.01, 64, 1000)
 
 
 def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpctrain.plan.run_plan import RunPlan, build_run_plan
-from hpctrain.record.resume_check import resume_problems
+from hpctrain.record.resume_check import is_cut_alike, resume_problems
 from tests.record.checkpoint_folder import make_record
 from tests.worker.run_folder import GPT, LLAMA, make_config
 
@@ -45,23 +45,6 @@ def test_what_may_differ(changes: dict[str, Any]) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "four ranks": (
-        {"num_ranks": 4},
-        (
-            "nodes=1: 1 node x 4 GPUs make 4 ranks, and the checkpoint of step 10 is cut for 2",
-            "nodes x hardware.gpus_per_node = 2, or start a new run",
-            "universal checkpoints, which fit any number of ranks, are not offered yet",
-        ),
-    ),
-    "one rank": ({"num_ranks": 1}, ("nodes=1: 1 node x 1 GPU make 1 rank,", "set nodes=2")),
-    "stage": (
-        {"zero_stage": 2},
-        ("parallelism.zero_stage=2: the checkpoint of step 10 was saved with 3; set parallelism.zero_stage=3",),
-    ),
-    "offload": (
-        {"offload": True},
-        ("parallelism.offload_optimizer=cpu: the checkpoint of step 10 was saved with none", "offload_param=cpu"),
-    ),
     "precision": ({"precision": "bf16"}, ("training.precision=bf16: the checkpoint of step 10 was saved with fp32",)),
     "width": ({"model": GPT | {"hidden_size": 64}}, ("model.hidden_size=64: ", "saved with 32", "model.head_dim=16")),
     "architecture": ({"model": LLAMA}, ("model.architecture=llama: ", "saved with gpt")),
@@ -85,16 +68,41 @@ def test_what_may_not(name: str) -> None:
         assert part in found
 
 
-@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel_size"])
-def test_other_degrees(name: str) -> None:
-    plan, changed = plan_of(zero_stage=1), plan_of(zero_stage=1, degrees={name: 2})
-    (problem,) = resume_problems(make_record(STEP, plan=plan), changed)
-    assert f"parallelism.{name}=2: the checkpoint of step 10 was saved with 1; set parallelism.{name}=1" in str(problem)
-    assert resume_problems(make_record(STEP, plan=changed), changed) == ()
+OTHER_CUTS: dict[str, dict[str, Any]] = {
+    "four ranks": {"num_ranks": 4},
+    "one rank": {"num_ranks": 1},
+    "stage": {"zero_stage": 2},
+    "offload": {"offload": True},
+    "tensor parallel": {"degrees": {"tensor_parallel_size": 2}},
+    "pipeline": {"zero_stage": 1, "degrees": {"pipeline_parallel_size": 2}},
+    "sequence parallel": {"degrees": {"sequence_parallel_size": 2}},
+}
+
+
+@pytest.mark.parametrize("name", OTHER_CUTS)
+def test_over_how_many_ranks_and_with_which_parallelism_is_free(name: str) -> None:
+    plan, other = plan_of(), plan_of(**OTHER_CUTS[name])
+    for before, after in ((plan, other), (other, plan)):
+        assert resume_problems(make_record(STEP, plan=before), after) == ()
+        assert not is_cut_alike(make_record(STEP, plan=before), after)
+    assert is_cut_alike(make_record(STEP, plan=other), other)
+
+
+def test_another_share_on_another_tier_is_another_cut() -> None:
+    plan = plan_of(offload=True)
+    record = make_record(STEP, plan=plan)
+    assert (record.offload_ratio, record.nvme_state_bytes) == (1.0, None)
+    for changes, is_alike in (
+        ({"offload_ratio": 0.5}, False),
+        ({"nvme_state_bytes": 8}, False),
+        ({"offload_ratio": None}, True),
+    ):
+        assert is_cut_alike(dataclasses.replace(record, **changes), plan) is is_alike
 
 
 def test_all_problems_at_once() -> None:
-    assert len(resume_problems(make_record(STEP, plan=plan_of()), plan_of(num_ranks=4, zero_stage=1, seq_len=16))) == 4
+    other = plan_of(num_ranks=4, precision="bf16", seq_len=16, global_batch_size=16)
+    assert len(resume_problems(make_record(STEP, plan=plan_of()), other)) == 3
 
 
 def test_another_seed_or_text() -> None:

@@ -53,6 +53,11 @@ _MODELS = {
     "530b": "model=530b model.num_layers=3 training.seq_len=1024",
 }
 _STATES = {
+    "ddp": "parallelism=ddp",
+    "ddp fp32": "parallelism=ddp training.precision=fp32",
+    "ddp fp16, tensor 8": "parallelism=ddp parallelism.tensor_parallel_size=8 training.precision=fp16",
+    "zero1 fp16": "parallelism=zero1 training.precision=fp16",
+    "zero3 fp16": "parallelism=zero3 training.precision=fp16",
     "zero1": "parallelism=zero1",
     "zero2": "parallelism=zero2",
     "zero3": "parallelism=zero3",
@@ -68,10 +73,17 @@ _STATES = {
 }
 _RECOMPUTATION = {
     "none": "training.activation_checkpointing=none",
+    "selective": "training.activation_checkpointing=selective",
     "full": "training.activation_checkpointing=full",
     "full on host": "training.activation_checkpointing=full training.offload_activations=true",
 }
 _CHOSEN = """
+tiny gpt | ddp fp32 | none | 1 | 4 | 2
+1.3b | ddp | none | 1 | 2 | 1
+llama3 8b | ddp | full | 1 | 1 | 1
+13b | ddp fp16, tensor 8 | full | 1 | 2 | 2
+1.3b | zero1 fp16 | full | 8 | 4 | 1
+1.3b | zero3 fp16 | none | 1 | 2 | 2
 tiny gpt | zero1 | none | 1 | 4 | 1
 tiny gpt | zero2 | none | 8 | 2 | 1
 tiny gpt | zero3 | full | 1 | 2 | 1
@@ -119,6 +131,12 @@ llama3 8b | tensor 8 | none | 1 | 2 | 2
 13b | ulysses 8 | full | 8 | 8 | 1
 llama3 8b | ulysses 8 | none | 1 | 8 | 1
 13b | pipeline 4 | none | 1 | 1 | 8
+tiny gpt | zero2 | selective | 1 | 2 | 1
+1.3b | zero1 | selective | 1 | 2 | 2
+13b | zero3 | selective | 8 | 2 | 1
+llama3 8b | zero2 | selective | 8 | 1 | 2
+llama3 8b | tensor 8 | selective | 1 | 2 | 2
+llama3 8b | ulysses 8 | selective | 1 | 8 | 1
 """
 """Model, places of the states, recomputation, nodes of 8 GPUs, micro batch, micro steps."""
 _DEEP = """

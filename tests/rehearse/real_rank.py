@@ -9,6 +9,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Iterator
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import deepspeed
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from hpctrain.plan.run_plan import RunPlan, build_run_plan
 from hpctrain.rehearse.pipeline_phases import train_batch
 from hpctrain.worker.engine import build_engine
+from hpctrain.worker.nvme_folder import with_folder
 from tests.rehearse.storage_counter import StorageCounter
 from tests.rehearse.truth_cases import STEPS, Case, Measured
 
@@ -32,10 +34,10 @@ def measure(case: Case) -> Measured:
     plan = build_run_plan(config)
     device = torch.device("cpu")
     counter = StorageCounter()
-    with counter:
+    with TemporaryDirectory(prefix="hpctrain-") as nvme, counter:
         counter.begin("0/model")
         with _watched_initialize(counter):
-            engine = build_engine(plan, config.training.weight_decay, config.training.seed, device)
+            engine = build_engine(with_folder(plan, nvme), config.training.weight_decay, config.training.seed, device)
         gc.collect()
         time.sleep(SETTLING_S)
         for step in range(1, STEPS + 1):

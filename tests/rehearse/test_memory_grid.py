@@ -36,7 +36,11 @@ def test_every_case_is_stored_and_no_other() -> None:
 
 def test_the_grid_spans_stages_places_recomputation_and_ranks() -> None:
     words = [" ".join(case.words) for case in grid_cases()]
-    for needed in ("parallelism=zero1", "parallelism=zero2", "parallelism=zero3", "parallelism=zero3_offload"):
+    assert sum("precision=fp16" in text for text in words) >= 3
+    for needed in (
+        *("parallelism=ddp", "parallelism=zero1", "parallelism=zero2", "parallelism=zero3"),
+        "parallelism=zero3_offload",
+    ):
         assert sum(needed in text for text in words) >= 4
     assert {row["world_size"] for row in read_grid().values()} == {"8", "32", "64", "1024"}
     assert sum(case.is_deep for case in grid_cases()) >= 3

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from hpctrain.rehearse.conduct import conduct
 from hpctrain.rehearse.render import render_rehearsal
 from hpctrain.rehearse.result import Rehearsal, read_rehearsal, write_rehearsal
-from tests.rehearse.rehearsals import GPT, NO_WINDOWS, WORLD_SIZE, make_plan, make_request, rehearse
+from tests.rehearse.rehearsals import GPT, NO_WINDOWS, WORLD_SIZE, conduct, make_plan, make_request, rehearse
 
 pytestmark = pytest.mark.train
 
@@ -27,7 +26,7 @@ SMALL = 8 * 1024
 
 @cache
 def three_d() -> Rehearsal:
-    return conduct([make_request(THREE_D, rank=rank) for rank in (0, 4, 12)], "whole", lambda line: None)
+    return conduct([make_request(THREE_D, rank=rank) for rank in (0, 4, 12)])
 
 
 def resting(found: Rehearsal, owner: str) -> int:
@@ -107,8 +106,8 @@ ACCUMULATING = {
 def test_a_few_micro_batches_say_what_all_of_them_do(case: str) -> None:
     plan, rank = ACCUMULATING[case]
     request = make_request(plan, rank=rank)
-    few = conduct([request], "whole", lambda line: None)
-    whole = conduct([dataclasses.replace(request, all_micro_batches=True)], "whole", lambda line: None)
+    few = conduct([request])
+    whole = conduct([dataclasses.replace(request, all_micro_batches=True)])
     assert whole.accumulation is None
     assert few.accumulation is not None
     assert few.accumulation.micro_batches == 20

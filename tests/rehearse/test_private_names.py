@@ -12,6 +12,7 @@ import torch.utils.backend_registration
 
 from hpctrain.rehearse import owners
 from hpctrain.rehearse.private_names import NAMES, MissingNameError, private
+from hpctrain.worker import plain_optimizer
 
 ROOM = Path(owners.__file__).parent
 
@@ -45,7 +46,7 @@ def test_none_is_used_past_the_table() -> None:
 def test_the_places_that_tell_owners_are_in_the_installed_engine() -> None:
     engine = Path(deepspeed.__file__).parent
     optimizers = Path(torch.__file__).parent / "optim"
-    files = [*engine.rglob("*.py"), *optimizers.glob("*.py")]
+    files = [*engine.rglob("*.py"), *optimizers.glob("*.py"), Path(plain_optimizer.__file__)]
     functions: dict[str, set[str]] = {}
     for path in files:
         wanted = {file for file, _ in owners.known_places()}

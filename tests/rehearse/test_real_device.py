@@ -29,8 +29,8 @@ from hpctrain.rehearse.render import render_rehearsal
 from hpctrain.rehearse.request import Request
 from hpctrain.rehearse.result import DevicePhase, DeviceWay, Measured, Rehearsal, read_rehearsal
 from hpctrain.units import GIB
-from tests.bench.gpu_bench import Compared, table
 from tests.rehearse.make_rehearsal import make_rehearsal
+from tests.rehearse.rehearsals import forked_children
 from tests.rehearse.truth_cases import CASES
 from tests.worker.run_folder import SOURCE
 
@@ -59,7 +59,7 @@ def both_ways(name: str) -> tuple[Rehearsal, Rehearsal]:
         )
         return conduct([request], "whole", lambda line: None)
 
-    with ThreadPoolExecutor() as pool:
+    with forked_children(), ThreadPoolExecutor() as pool:
         simulated, real = pool.map(rehearse, ("cpu", "real_cpu"))
     return simulated, real
 
@@ -297,23 +297,6 @@ def test_measurements_survive_their_file(tmp_path: Path) -> None:
     from hpctrain.rehearse.result import write_rehearsal
 
     assert read_rehearsal(write_rehearsal(tmp_path, on_a_gpu())) == on_a_gpu()
-
-
-def test_the_bench_marks_a_peak_beyond_the_bar() -> None:
-    near = Compared("near", 96 * GIB, 96 * GIB, 96 * GIB, 100 * GIB, 1.0, 1.0)
-    far = near._replace(case="far", simulated_bytes=94 * GIB)
-    text = table([near, far], 0.05)
-    assert [line.split()[0] for line in text.splitlines() if " !" in line and "bar" not in line] == ["far"]
-
-
-@pytest.mark.train
-def test_the_bench_on_the_cpu() -> None:
-    found = run_here([str(SOURCE / "tests" / "bench" / "gpu_bench.py"), "--device", "cpu"], SOURCE)
-    assert found.returncode == EXIT_OK, found.stdout + found.stderr
-    rows = [line for line in found.stdout.splitlines() if line.startswith("parallelism=")]
-    assert len(rows) == 2
-    assert "beyond it has a !" in found.stdout
-    assert not [row for row in rows if row.endswith("!")]
 
 
 def type_words(*words: str | Path, folder: Path = SOURCE, before: Any = None) -> subprocess.CompletedProcess[str]:

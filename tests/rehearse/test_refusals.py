@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hpctrain.errors import EXIT_CONFIG, ConfigError
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.rehearse.conduct import conduct
-from tests.rehearse.rehearsals import make_plan, make_request, rehearse, with_ds_config
+from hpctrain.rehearse.stand_ins import CannotRehearseError, _loaded
+from tests.rehearse.rehearsals import conduct, make_plan, make_request, rehearse, with_ds_config
 
 pytestmark = pytest.mark.train
 
@@ -78,15 +79,13 @@ def test_the_engines_own_sentence(plan: RunPlan, phase: str, sentence: str, plac
 
 
 def test_a_native_library_without_a_stand_in_is_named() -> None:
-    # NVMe is none of our settings; its tensors are pinned by a library of DeepSpeed's.
-    plan = with_ds_config(make_plan(3), offload_optimizer={"device": "nvme", "nvme_path": "/tmp"})
     with pytest.raises(
-        ConfigError, match="pin_memory: DeepSpeed calls this native library here, and the rehearsal has no"
+        CannotRehearseError, match="sparse_attn: DeepSpeed calls this native library here, and the rehearsal has no"
     ):
-        rehearse(plan)
+        _loaded(SimpleNamespace(name="sparse_attn"))
 
 
 def test_the_first_that_is_refused_ends_the_others() -> None:
     plan = with_ds_config(PIPELINE, stage=2)
     with pytest.raises(ConfigError, match="incompatible with pipeline parallelism"):
-        conduct([make_request(plan, rank=rank) for rank in (0, 8)], "whole", lambda line: None)
+        conduct([make_request(plan, rank=rank) for rank in (0, 8)])

@@ -8,18 +8,15 @@ two thirds of the rehearsal's margin for it.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hpctrain.rehearse.result import Rehearsal, read_rehearsal
 from tests.rehearse.truth_cases import CASES, STEPS, Measured, Rows
-from tests.rehearse.truth_runs import real_file, rehearsal_file
-from tests.worker.run_folder import SOURCE, make_run, start_ranks
+from tests.rehearse.truth_runs import real_file, rehearsal_file, run
+from tests.worker.run_folder import make_run, start_ranks
 
 PEAK_TOLERANCE = 0.01
 """Of the smallest of ``MAX_RUNS`` real runs."""
@@ -31,29 +28,21 @@ RESTING = ("0/engine", *(f"{step}/optimizer" for step in range(1, STEPS + 1)))
 
 
 class TruthRuns:
-    """The process that runs the cases, each when it is asked for."""
+    """The cases, each run when it is asked for."""
 
-    def __init__(self, folder: Path, process: subprocess.Popen[str]) -> None:
-        self.folder, self._process = folder, process
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def run(self, name: str, repeats: range) -> tuple[Rehearsal, list[Measured]]:
         """The rehearsal, and what the rank that is compared counted in each real run so far."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps([name, repeats.start, repeats.stop]), file=self._process.stdin, flush=True)
-        assert json.loads(self._process.stdout.readline()) is None
+        run(name, self.folder, repeats)
         files = [real_file(self.folder, name, repeat, CASES[name].rank) for repeat in range(repeats.stop)]
         return read_rehearsal(rehearsal_file(self.folder, name)), [json.loads(file.read_text()) for file in files]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TruthRuns]:
-    folder = tmp_path_factory.mktemp("truth")
-    command = [sys.executable, "-W", "ignore", "-m", "tests.rehearse.truth_runs", str(folder)]
-    with subprocess.Popen(command, cwd=SOURCE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield TruthRuns(folder, process)
-        assert process.stdin is not None
-        process.stdin.close()
+def runs(tmp_path_factory: pytest.TempPathFactory) -> TruthRuns:
+    return TruthRuns(tmp_path_factory.mktemp("truth"))
 
 
 def rehearsed_rows(rehearsal: Rehearsal) -> Rows:
@@ -154,7 +143,7 @@ def test_a_rehearsal_holds_and_sends_what_real_ranks_do(name: str, runs: TruthRu
 
 WHOLE_JOB = """
 import json, sys
-import torch._dynamo  # see truth_runs
+import torch._dynamo  # under zero.Init its import, which a dispatch mode asks for, would trip over the patched tensors
 from hpctrain.worker import training
 from hpctrain.worker.job import run
 from tests.rehearse.storage_counter import StorageCounter

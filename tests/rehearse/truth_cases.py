@@ -35,6 +35,8 @@ LLAMA: dict[str, Any] = GPT | {
     "ffn_hidden_size": 220,
     "tie_embeddings": False,
 }
+WIDE: dict[str, Any] = GPT | {"num_layers": 2, "hidden_size": 384}
+"""Shares of the larger matrices are above 1 MiB in fp32, below which nothing is moved to NVMe."""
 EVEN: dict[str, Any] = GPT | {"vocab_size": 1000}
 """Tensor-parallel ranks share the vocabulary evenly."""
 _BUCKETS: dict[str, Any] = {
@@ -77,17 +79,25 @@ class Case:
         return dataclasses.replace(config, parallelism=parallelism)
 
 
+_ON_NVME = {"offload_optimizer": "nvme", "nvme_path": "/each-rank-has-its-own", "sub_group_size": 400_000}
 _OPTIMIZER = {"offload_optimizer": "cpu"}
 _FULL = {"activation_checkpointing": "full"}
+_SELECTIVE = {"activation_checkpointing": "selective"}
+_CHUNKS = {"loss_chunk_size": 50}
+"""Tokens, of 128 of a micro batch: the last chunk is shorter."""
 _PIPELINE = {"pipeline_parallel_size": 2}
 _TWICE = {"gradient_accumulation_steps": 2}
 CASES: dict[str, Case] = {
+    "ddp, accumulation 2": Case(stage=0, training=_TWICE),
+    "ddp, fp32, tensor parallel": Case(stage=0, precision="fp32", model=EVEN, parallelism={"tensor_parallel_size": 2}),
+    "zero3, fp16": Case(precision="fp16"),
     "zero1": Case(stage=1),
     "zero2, accumulation 2, recomputed": Case(stage=2, training=_TWICE | _FULL),
     "zero3, accumulation 2": Case(training=_TWICE),
     "zero3, 3 ranks, the last one": Case(ranks=3, rank=2),
     "zero3, recomputed, llama": Case(model=LLAMA, training=_FULL),
-    "zero3, fp32": Case(precision="fp32"),
+    "zero3, fp32, loss in chunks": Case(precision="fp32", training=_CHUNKS),
+    "zero1, selective, loss in chunks, llama": Case(stage=1, model=LLAMA, training=_SELECTIVE | _CHUNKS),
     "zero1, optimizer on the host": Case(stage=1, parallelism=_OPTIMIZER),
     "zero2, optimizer on the host, accumulation 2": Case(stage=2, parallelism=_OPTIMIZER, training=_TWICE),
     "zero3, optimizer on the host": Case(parallelism=_OPTIMIZER),
@@ -107,6 +117,15 @@ CASES: dict[str, Case] = {
         parallelism=_PIPELINE,
         training={"gradient_accumulation_steps": 8, "micro_batch_size": 1},
     ),
+    "zero3, all on NVMe": Case(model=WIDE, precision="fp32", parallelism=_ON_NVME | {"offload_param": "nvme"}),
+    "zero3, on device, host and NVMe": Case(
+        model=WIDE,
+        device_apart=True,
+        parallelism=_ON_NVME | {"offload_ratio": 0.6, "nvme_ratio": 0.5, "sub_group_size": 250_000},
+    ),
+    "zero3, optimizer on NVMe, one after another": Case(
+        model=WIDE, parallelism=_ON_NVME | {"pipeline_swaps": False}, training=_TWICE | {"micro_batch_size": 1}
+    ),
     "zero2, tensor parallel": Case(stage=2, model=EVEN, parallelism={"tensor_parallel_size": 2}),
     "zero3, sequence parallel, recomputed": Case(parallelism={"sequence_parallel_size": 2}, training=_FULL),
     "zero1, first stage of 2": Case(stage=1, model=EVEN, parallelism=_PIPELINE, training=_TWICE),
@@ -116,6 +135,6 @@ CASES: dict[str, Case] = {
         rank=3,
         model=LLAMA | {"vocab_size": 1000},
         parallelism=_PIPELINE | {"tensor_parallel_size": 2},
-        training=_TWICE | _FULL,
+        training=_TWICE | _FULL | _CHUNKS,
     ),
 }

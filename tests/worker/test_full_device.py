@@ -45,12 +45,15 @@ def test_a_line_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_training_goes_on_and_what_was_lost_is_told(tmp_path: Path) -> None:
     config = make_config(num_ranks=1, zero_stage=1, num_steps=100_000, log_interval=1, telemetry_interval_s=None)
     run = make_run(tmp_path, config)
-    with start_ranks(run, num_ranks=1) as ranks:
+    with start_ranks(run, num_ranks=1, forked=False) as ranks:
+        ranks.wait_for_steps(4)
+        started_s = time.monotonic()
         ranks.wait_for_steps(8)
+        four_steps_s = time.monotonic() - started_s
         rank = ranks.processes[0]
         _, most = resource.prlimit(rank.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(rank.pid, resource.RLIMIT_FSIZE, (_ROOM_BYTES, most))
-        time.sleep(2)
+        time.sleep(max(2.0, 4 * four_steps_s))
         before = run.steps.read_bytes().count(b"\n")
         resource.prlimit(rank.pid, resource.RLIMIT_FSIZE, (most, most))
         ranks.wait_for_steps(before + 3)

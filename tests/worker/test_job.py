@@ -45,12 +45,12 @@ run(sys.argv[1])
 """
 RANK_1_READS_ANOTHER_TEXT = """
 import os, sys
-from hpctrain.worker.data import corpus
+from hpctrain.worker import training
 from hpctrain.worker.job import run
-load = corpus.load_corpus
+load = training.load_corpus
 def loading(data, vocab_size, seq_len, seed):
     return load(data, vocab_size, seq_len, seed + (os.environ["RANK"] == "1"))
-corpus.load_corpus = loading
+training.load_corpus = loading
 run(sys.argv[1])
 """
 LEFT_OVER_THREAD = (
@@ -77,7 +77,7 @@ def test_a_failing_rank_leaves_its_record_and_takes_the_others_with_it(tmp_path:
 
 def test_a_killed_rank_is_missed_by_the_others(tmp_path: Path) -> None:
     run = make_run(tmp_path, make_config(zero_stage=3, num_steps=100_000, log_interval=1))
-    with start_ranks(run) as ranks:
+    with start_ranks(run, forked=False) as ranks:
         ranks.wait_for_steps(1)
         ranks.processes[1].kill()
         assert ranks.wait() == [LOST, -signal.SIGKILL], ranks.logs()
@@ -89,7 +89,7 @@ def test_a_killed_rank_is_missed_by_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "reason"), [("SIGUSR1", "time_limit"), ("SIGTERM", "signal")])
 def test_a_signal_to_one_rank_ends_all_after_the_same_step(name: str, reason: EndReason, tmp_path: Path) -> None:
     run = make_run(tmp_path, make_config(zero_stage=2, num_steps=100_000, log_interval=1))
-    with start_ranks(run) as ranks:
+    with start_ranks(run, forked=name != "SIGUSR1") as ranks:
         ranks.wait_for_steps(1)
         for _ in range(20):
             ranks.processes[1].send_signal(getattr(signal, name))
@@ -117,7 +117,7 @@ def test_the_world_must_be_that_of_the_plan(tmp_path: Path) -> None:
 
 def test_a_rank_that_does_not_know_itself_ends_the_start(tmp_path: Path) -> None:
     run = make_run(tmp_path, make_config())
-    with start_ranks(run, changes={1: {"SUBMITIT_LOCAL_GLOBALID": None}}) as ranks:
+    with start_ranks(run, changes={1: {"SUBMITIT_LOCAL_GLOBALID": None}}, forked=False) as ranks:
         assert ranks.wait() == [LOST, ENVIRONMENT], ranks.logs()
     failure = failure_of(run)
     assert failure.end_reason == "bad_environment"
@@ -127,7 +127,7 @@ def test_a_rank_that_does_not_know_itself_ends_the_start(tmp_path: Path) -> None
 def test_what_is_no_run_folder(tmp_path: Path) -> None:
     run = make_run(tmp_path, make_config())
     run.plan.unlink()
-    with start_ranks(run, num_ranks=1) as ranks:
+    with start_ranks(run, num_ranks=1, forked=False) as ranks:
         assert ranks.wait() == [ENVIRONMENT]
     assert "plan.json: no such file" in failure_of(run).message
 
@@ -136,7 +136,7 @@ def test_nowhere_to_leave_a_record(tmp_path: Path) -> None:
     run = make_run(tmp_path, make_config())
     run.plan.unlink()
     run.attempts.rmdir()
-    with start_ranks(run, num_ranks=1) as ranks:
+    with start_ranks(run, num_ranks=1, forked=False) as ranks:
         assert ranks.wait() == [ENVIRONMENT]
     assert "no failure record" in ranks.log()
 
@@ -175,7 +175,7 @@ def test_a_loss_that_stays_not_finite(tmp_path: Path) -> None:
 
 def test_a_left_over_thread_does_not_keep_the_job(tmp_path: Path) -> None:
     run = make_run(tmp_path, make_config(num_ranks=1, zero_stage=1, num_steps=2))
-    with start_ranks(run, num_ranks=1, command=LEFT_OVER_THREAD) as ranks:
+    with start_ranks(run, num_ranks=1, command=LEFT_OVER_THREAD, forked=False) as ranks:
         assert ranks.wait() == [0], ranks.logs()
 
 
@@ -201,7 +201,7 @@ def test_other_code_than_was_submitted_is_not_run(place: str, tmp_path: Path) ->
     snapshot = str(SOURCE) if place == "here" else "/gone/.code/0a1b"
     recorded = {"interpreter": sys.executable, "versions": {}, "snapshot": snapshot}
     run.code.write_text(json.dumps(recorded | {"sources": source_digests() | {"cli.py": "another"}}))
-    with start_ranks(run, num_ranks=1) as ranks:
+    with start_ranks(run, num_ranks=1, forked=False) as ranks:
         assert ranks.wait() == [ENVIRONMENT]
     message = failure_of(run).message
     assert "1 files differ from those of the submission (cli.py)" in message

@@ -53,10 +53,10 @@ def reference(model: str) -> list[ReferenceStep]:
 
 
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "2 stages": ("gpt, tied", 2, {}),
+    "2 stages, loss in chunks": ("gpt, tied", 2, {"loss_chunk_size": 60}),
     "2 stages, llama, recomputed": ("llama, untied", 2, {"activation_checkpointing": "full"}),
-    "2 stages, optimizer on the host": ("gpt, untied", 2, {"offload": True}),
-    "2 stages, bf16": ("gpt, tied", 2, {"precision": "bf16"}),
+    "2 stages, optimizer on the host, loss in chunks": ("gpt, untied", 2, {"offload": True, "loss_chunk_size": 20}),
+    "2 stages, bf16, selective": ("gpt, tied", 2, {"precision": "bf16", "activation_checkpointing": "selective"}),
     "2 stages x 2 data-parallel ranks": ("gpt, tied", 4, {}),
     "4 stages": ("llama, tied", 4, {"stages": 4}),
     "2 stages x 2 tensor-parallel ranks": ("gpt, tied", 4, {"tensor": 2}),

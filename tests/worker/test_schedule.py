@@ -1,8 +1,12 @@
-"""Warm-up and cosine, by hand."""
+"""Warm-up and the ways down, by hand and against torch's."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
+import torch
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR
 
 from hpctrain.worker.schedule import learning_rate
 
@@ -13,6 +17,29 @@ from hpctrain.worker.schedule import learning_rate
 )
 def test_warm_up_then_cosine(step: int, expected: float) -> None:
     assert learning_rate(step, 16, 4, peak=1.0, minimum=0.1) == pytest.approx(expected)
+
+
+def test_a_straight_line_after_the_warm_up_by_hand() -> None:
+    rates = [learning_rate(step, 16, 4, 1.0, 0.1, "linear") for step in (1, 4, 7, 10, 16)]
+    assert rates == pytest.approx([0.25, 1.0, 0.775, 0.55, 0.1])
+
+
+@pytest.mark.parametrize(("decay", "last"), [("cosine", 0.1), ("linear", 0.1), ("constant", 1.0)])
+def test_each_way_down_is_torch_s(decay: Literal["cosine", "linear", "constant"], last: float) -> None:
+    """Step by step, behind 4 steps of warm-up: torch counts from 0, and its first value is the peak."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedules = {
+        "cosine": lambda: CosineAnnealingLR(optimizer, T_max=12, eta_min=0.1),
+        "linear": lambda: LinearLR(optimizer, start_factor=1.0, end_factor=0.1, total_iters=12),
+        "constant": lambda: ConstantLR(optimizer, factor=1.0),
+    }
+    theirs = schedules[decay]()  # type: ignore[no-untyped-call]
+    for step in range(4, 17):
+        expected = optimizer.param_groups[0]["lr"]
+        assert learning_rate(step, 16, 4, 1.0, 0.1, decay) == pytest.approx(expected)
+        optimizer.step()
+        theirs.step()
+    assert expected == pytest.approx(last)
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 30])

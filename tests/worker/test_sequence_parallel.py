@@ -17,8 +17,8 @@ from tests.worker.run_folder import make_config, train
 pytestmark = pytest.mark.train
 
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "2, zero1": ("gpt", 2, {"zero_stage": 1}),
-    "2, zero3, bf16": ("llama", 2, {"precision": "bf16"}),
+    "2, zero1, loss in chunks": ("gpt", 2, {"zero_stage": 1, "loss_chunk_size": 60}),
+    "2, zero3, bf16, selective": ("llama", 2, {"precision": "bf16", "activation_checkpointing": "selective"}),
     "2, zero3, offloaded": ("gpt", 2, {"offload": True}),
     "2 x data 2, zero2, accumulation 2": ("llama", 4, {"zero_stage": 2, "micro_batch_size": 2}),
     "2 x data 2, zero3, recomputed": ("llama", 4, {"activation_checkpointing": "full"}),

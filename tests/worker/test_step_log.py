@@ -14,6 +14,7 @@ import torch.distributed as dist
 from hpctrain.record.schema import StepRecord
 from hpctrain.record.writer import StepWriter
 from hpctrain.worker.step_log import StepLog
+from hpctrain.worker.step_parts import StepParts
 from tests.worker.run_folder import read_steps
 
 CPU = torch.device("cpu")
@@ -33,6 +34,7 @@ def note(
     stop: bool = False,
     grad_norm: torch.Tensor | float | None = 1.5,
     skipped: bool = False,
+    parts: StepParts | None = None,
 ) -> None:
     log.end_step(
         step=step,
@@ -42,12 +44,14 @@ def note(
         grad_norm=grad_norm,
         skipped=skipped,
         data_time_s=0.01,
+        tokens=64 * step,
+        parts=parts,
     )
 
 
 def test_every_step_gets_its_line_at_the_flush(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
-    log = StepLog(StepWriter(path), attempt=2, tokens_per_step=64, device=CPU)
+    log = StepLog(StepWriter(path), attempt=2, device=CPU)
     for step, grad_norm in enumerate((torch.tensor(0.5), 0.25, None, math.inf), start=1):
         time.sleep(0.02)
         note(log, step, loss=float(step), grad_norm=grad_norm)
@@ -61,7 +65,7 @@ def test_every_step_gets_its_line_at_the_flush(tmp_path: Path) -> None:
     assert records[3].time_s - records[0].time_s == pytest.approx(sum(r.step_time_s for r in records[1:]), abs=1e-5)
     assert abs(last.time_s - time.time()) < 1
     assert last == StepRecord(
-        schema_version=1,
+        schema_version=2,
         attempt=2,
         step=4,
         time_s=last.time_s,
@@ -71,13 +75,30 @@ def test_every_step_gets_its_line_at_the_flush(tmp_path: Path) -> None:
         skipped=False,
         step_time_s=last.step_time_s,
         data_time_s=0.01,
-        tokens=64,
+        tokens=256,
         peak_memory_bytes=last.peak_memory_bytes,
     )
 
 
+def test_the_parts_of_a_step_add_up_over_its_micro_steps() -> None:
+    log = StepLog(None, attempt=1, device=CPU)
+    parts = StepParts(CPU)
+    for _ in range(2):
+        for part, seconds in (("data", 0.0), ("forward", 0.01), ("backward", 0.03), ("optimizer", 0.02)):
+            parts.begin(part)  # type: ignore[arg-type]
+            time.sleep(seconds)
+    parts.end()
+    note(log, 1, parts=parts)
+    record = log.flush()
+    assert record.forward_time_s is not None and record.forward_time_s >= 0.02
+    assert record.backward_time_s is not None and record.backward_time_s >= 0.06
+    assert record.optimizer_time_s is not None and record.optimizer_time_s >= 0.04
+    found = record.forward_time_s + record.backward_time_s + record.optimizer_time_s
+    assert 0.12 <= found <= record.step_time_s
+
+
 def test_losses_that_are_not_finite_are_counted_in_a_row() -> None:
-    log = StepLog(None, attempt=1, tokens_per_step=64, device=CPU)
+    log = StepLog(None, attempt=1, device=CPU)
     for step, loss in enumerate((math.nan, 1.0, math.inf, math.nan), start=1):
         note(log, step, loss)
     assert log.flush().loss is None
@@ -91,7 +112,7 @@ def test_losses_that_are_not_finite_are_counted_in_a_row() -> None:
 
 
 def test_a_skipped_step_has_no_gradient_norm() -> None:
-    log = StepLog(None, attempt=1, tokens_per_step=64, device=CPU)
+    log = StepLog(None, attempt=1, device=CPU)
     note(log, 1, grad_norm=3.0, skipped=True)
     record = log.flush()
     assert (record.skipped, record.grad_norm) == (True, None)
@@ -99,7 +120,7 @@ def test_a_skipped_step_has_no_gradient_norm() -> None:
 
 @pytest.mark.parametrize(("lag", "noticed_at"), [(0, 2), (1, 3)], ids=["cpu", "as on a gpu"])
 def test_a_stop_request_is_noticed(lag: int, noticed_at: int) -> None:
-    log = StepLog(None, attempt=1, tokens_per_step=64, device=CPU)
+    log = StepLog(None, attempt=1, device=CPU)
     log._lag = lag
     noticed = []
     for step in range(1, 5):
@@ -110,7 +131,7 @@ def test_a_stop_request_is_noticed(lag: int, noticed_at: int) -> None:
 
 
 def test_a_stop_request_is_noticed_at_a_flush() -> None:
-    log = StepLog(None, attempt=1, tokens_per_step=64, device=CPU)
+    log = StepLog(None, attempt=1, device=CPU)
     log._lag = 1
     note(log, 1, stop=True)
     assert not log.stop_agreed

@@ -74,7 +74,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_samples_at_the_start_in_between_and_at_the_end(path: Path, child: subprocess.Popen[bytes]) -> None:
-    log = StepLog(None, attempt=2, tokens_per_step=1, device=CPU)
+    log = StepLog(None, attempt=2, device=CPU)
     telemetry = make_telemetry(path, process_of(child.pid))
     started_at_s = time.time()
     telemetry.start()

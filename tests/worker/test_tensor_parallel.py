@@ -16,9 +16,15 @@ from tests.worker.run_folder import make_config, train
 
 pytestmark = pytest.mark.train
 
+CHUNKS: dict[str, Any] = {"loss_chunk_size": 60}
+"""Tokens; the last chunk of a micro batch is a shorter one."""
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "2, zero1": ("gpt", 2, {"zero_stage": 1}),
-    "2, zero1, bf16": ("llama", 2, {"zero_stage": 1, "precision": "bf16"}),
+    "2, zero1, loss in chunks": ("gpt", 2, {"zero_stage": 1} | CHUNKS),
+    "2, zero1, bf16, selective, loss in chunks": (
+        "llama",
+        2,
+        {"zero_stage": 1, "precision": "bf16", "activation_checkpointing": "selective"} | CHUNKS,
+    ),
     "2, zero3, offloaded": ("gpt", 2, {"offload": True}),
     "2 x data 2, zero1, accumulation 2, recomputed": (
         "llama",

@@ -39,14 +39,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "zero3 with optimizer and parameters on the host": ("gpt", {"zero_stage": 3, "offload": True}),
     "zero2 with the optimizer on the host": ("gpt", {"zero_stage": 2, "offload": True}),
     "zero3, one rank": ("gpt", {"num_ranks": 1}),
-    "zero3, accumulation 2": ("gpt", {"gradient_accumulation_steps": 2, "micro_batch_size": 2}),
+    "zero3, accumulation 2, loss in chunks": (
+        "gpt",
+        {"gradient_accumulation_steps": 2, "micro_batch_size": 2, "loss_chunk_size": 30},
+    ),
     "zero1, accumulation 4": ("gpt", {"zero_stage": 1, "gradient_accumulation_steps": 4, "micro_batch_size": 1}),
     "zero3, recomputed": ("gpt", {"activation_checkpointing": "full"}),
     "zero1, recomputed": ("gpt", {"activation_checkpointing": "full", "zero_stage": 1}),
-    "llama, zero3": ("llama", {}),
+    "llama, zero3, selective, loss in chunks": (
+        "llama",
+        {"activation_checkpointing": "selective", "loss_chunk_size": 60},
+    ),
     "llama, zero3 offloaded and recomputed": ("llama", {"activation_checkpointing": "full", "offload": True}),
     "bf16, zero1": ("gpt", {"precision": "bf16", "zero_stage": 1}),
-    "bf16, zero3": ("gpt", {"precision": "bf16"}),
+    "bf16, zero3, selective, loss in chunks": (
+        "gpt",
+        {"precision": "bf16", "activation_checkpointing": "selective", "loss_chunk_size": 60},
+    ),
     "bf16, llama, zero3 offloaded": ("llama", {"precision": "bf16", "offload": True}),
 }
 
@@ -69,21 +78,22 @@ COUNTING = """
 import sys
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from hpctrain.worker import loop
+from hpctrain.worker import training
 from hpctrain.worker.job import run
-train = loop.train
+train = training.train
 def counting(*arguments, **named):
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         train(*arguments, **named)
     print("FLOPs of this rank:", counter.get_total_flops())
-loop.train = counting
+training.train = counting
 run(sys.argv[1])
 """
 
 
 @pytest.mark.parametrize("zero_stage", [2, 3])
 def test_flops_that_ranks_execute_with_recomputation(zero_stage: int, tmp_path: Path) -> None:
-    config = make_config(zero_stage=zero_stage, num_steps=2, activation_checkpointing="full")
+    chunks: dict[str, Any] = {"loss_chunk_size": 60} if zero_stage == 3 else {}
+    config = make_config(zero_stage=zero_stage, num_steps=2, activation_checkpointing="full", **chunks)
     run = make_run(tmp_path, config)
     with start_ranks(run, command=COUNTING) as ranks:
         assert ranks.wait() == [0, 0], ranks.logs()
@@ -101,7 +111,7 @@ def test_what_is_recorded(tmp_path: Path) -> None:
         data={"name": "s", "kind": "stdlib", "max_bytes": 10000},
     )
     run = make_run(tmp_path, config)
-    with start_ranks(run) as ranks:
+    with start_ranks(run, forked=False) as ranks:
         assert ranks.wait() == [0, 0], ranks.logs()
         first_line = ranks.log(1).splitlines()[0]
         assert not list(Path(ranks.scratch).iterdir())

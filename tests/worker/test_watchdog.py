@@ -58,7 +58,7 @@ def test_a_hang_ends_with_the_stacks_of_all_ranks(how: str, tmp_path_factory: py
     config = make_config(zero_stage=1, log_interval=1, telemetry_interval_s=None)
     config = replace(config, launch=LaunchConfig(watchdog_min=0.1))
     run = make_run(tmp_path_factory.mktemp("hang"), config)
-    with start_ranks(run, command=RANK_1_HANGS.replace("{how}", how)) as ranks:
+    with start_ranks(run, command=RANK_1_HANGS.replace("{how}", how), forked=how != IN_C) as ranks:
         codes = ranks.wait()
         assert codes[0] == HANG, ranks.logs()
         assert codes[1] in (1, HANG)

@@ -27,18 +27,20 @@ from hpctrain.analysis.figures.style import (
     write_message,
 )
 from hpctrain.analysis.run_row import OWN_SOURCE, RunSummary, counted_ranks, rank_word
+from hpctrain.analysis.validation_files import NO_VALIDATIONS
 from hpctrain.units import GIB, short_count
 
 _NOT_COUNTED = {"warm_up": "warm-up", "dead": "dead", "rejected": "rejected"}
 """Flags of the steps on the curve that are not steady, and their names."""
 
 
-def plot_run(summary: RunSummary, steps: pd.DataFrame) -> Figure:
+def plot_run(summary: RunSummary, steps: pd.DataFrame, validations: pd.DataFrame = NO_VALIDATIONS) -> Figure:
     """One run on one page: loss, step time, throughput and memory over the steps.
 
     Args:
         summary: the run's row.
         steps: its marked steps, see ``steady.mark_steps``.
+        validations: see ``validation_files.read_validations``.
     """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 7.2))
@@ -64,19 +66,22 @@ def plot_run(summary: RunSummary, steps: pd.DataFrame) -> Figure:
             for axis in axes.flat:
                 empty_panel(axis, "no step recorded")
             return figure
-        _draw_loss(axes[0, 0], steps)
+        _draw_loss(axes[0, 0], steps, validations)
         _draw_step_time(axes[0, 1], summary, steps)
         _draw_throughput(axes[1, 0], summary, steps)
         _draw_memory(axes[1, 1], summary, steps)
         return figure
 
 
-def plot_loss_and_step_time(summary: RunSummary, steps: pd.DataFrame) -> Figure:
+def plot_loss_and_step_time(
+    summary: RunSummary, steps: pd.DataFrame, validations: pd.DataFrame = NO_VALIDATIONS
+) -> Figure:
     """Loss and step time over the steps side by side, without a title: for a page that names the run itself.
 
     Args:
         summary: the run's row.
         steps: its marked steps, at least one.
+        validations: see ``validation_files.read_validations``.
     """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.0, 2.4), layout="constrained")
@@ -84,7 +89,7 @@ def plot_loss_and_step_time(summary: RunSummary, steps: pd.DataFrame) -> Figure:
         for axis, unit in ((loss, "loss (nats per token)"), (step_time, "time of one step (s)")):
             axis.set(ylabel=unit)
             _step_axis(axis, steps)
-        _draw_loss(loss, steps)
+        _draw_loss(loss, steps, validations)
         _draw_step_time(step_time, summary, steps)
         lines = max(len(axis.get_legend_handles_labels()[1]) for axis in (loss, step_time))
         figure.set_figheight(2.3 + LEGEND_LINE_IN * lines)
@@ -130,7 +135,7 @@ def _result_texts(summary: RunSummary) -> list[str]:
     return texts if summary.valid else [*texts, f"not for comparison: {summary.reason}"]
 
 
-def _draw_loss(axis: Axes, steps: pd.DataFrame) -> None:
+def _draw_loss(axis: Axes, steps: pd.DataFrame, validations: pd.DataFrame) -> None:
     is_beyond = np.isfinite(steps["loss"]) & (steps["loss"].abs() > DRAWABLE)
     steps = steps.assign(loss=steps["loss"].where(~is_beyond))
     undone, curve = steps[steps["superseded"]], steps[~steps["superseded"]]
@@ -147,6 +152,11 @@ def _draw_loss(axis: Axes, steps: pd.DataFrame) -> None:
     if np.isfinite(curve["loss"]).any():
         marker = "o" if len(curve) < 40 else ""
         axis.plot(curve["step"], curve["loss"], color=BLUE, marker=marker, ms=2.5, label="mean of all ranks")
+    held_out = validations[~validations["superseded"] & validations["loss"].notna()]
+    held_out = held_out[held_out["loss"].abs() <= DRAWABLE]
+    if len(held_out):
+        losses = held_out["loss"].astype(float)
+        axis.plot(held_out["step"], losses, color=ORANGE, marker="D", ms=3.5, lw=0.8, label="on held-out data")
     dead = curve[curve["dead"]]
     if len(dead):
         axis.plot(

@@ -13,6 +13,7 @@ from hpctrain.analysis.logs.record_columns import FloatArray, IntArray, RecordCo
 from hpctrain.analysis.logs.run_conditions import RAMP_UP_RATIO
 from hpctrain.analysis.logs.speed_conditions import peak_tflops
 from hpctrain.analysis.steady import mark_steps, outlier_steps
+from hpctrain.record.schema import STEP_FIELDS_SINCE_2
 from hpctrain.units import GIB, MIB
 
 WARM_UP_ONE_IN = 10
@@ -70,7 +71,8 @@ def marked_steps(columns: RecordColumns, places: IntArray) -> StepTable:
             "grad_norm": columns.numbers("grad_norm")[places],
             "skipped": _skipped(columns, places, interval),
             "step_time_s": times,
-            "data_time_s": np.full(len(places), np.nan),
+            **{name: np.full(len(places), np.nan) for name in ("data_time_s", *STEP_FIELDS_SINCE_2)},
+            "loss_scale": columns.numbers("loss_scale")[places],
             "tokens": _tokens(columns, places),
             "peak_memory_bytes": _memory_bytes(columns, places),
             "rejected": _above_peak(columns, places),

@@ -123,7 +123,9 @@ def run_pictures(frames: Frames, max_pictures: int) -> list[RunPicture]:
     places = {folder: place for place, folder in enumerate(frames.runs["folder"].tolist(), start=1)}
     steps = _steps_by_folder(frames.steps, chosen["folder"].tolist())
     return [
-        _run_picture(summary, steps[summary.folder], f"run-{places[summary.folder]}")
+        _run_picture(
+            summary, steps[summary.folder], frames.validations_of(summary.folder), f"run-{places[summary.folder]}"
+        )
         for summary in run_summaries(chosen)
         if summary.folder in steps
     ]
@@ -134,7 +136,7 @@ def _steps_by_folder(steps: pd.DataFrame, folders: Sequence[Any]) -> dict[str, p
     return {str(folder): part for folder, part in wanted.groupby("folder")}
 
 
-def _run_picture(summary: RunSummary, steps: pd.DataFrame, anchor: str) -> RunPicture:
+def _run_picture(summary: RunSummary, steps: pd.DataFrame, validations: pd.DataFrame, anchor: str) -> RunPicture:
     ranks = counted_ranks(summary.gpus, summary.device) if summary.gpus else None
     parts = [summary.model, summary.hardware, ranks, summary.parallelism]
     if summary.step_time_s is not None:
@@ -142,7 +144,7 @@ def _run_picture(summary: RunSummary, steps: pd.DataFrame, anchor: str) -> RunPi
     if summary.tokens_per_s is not None:
         parts.append(f"{summary.tokens_per_s:,.0f} tokens/s")
     words = f"Loss and step time of {summary.run} over its optimizer steps."
-    figure = plot_loss_and_step_time(summary, steps)
+    figure = plot_loss_and_step_time(summary, steps, validations)
     line = ", ".join(part for part in parts if part)
     return RunPicture(anchor, summary.run, summary.valid, summary.state, line, _png(figure, words))
 

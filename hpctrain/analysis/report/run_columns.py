@@ -53,6 +53,7 @@ RUN_COLUMNS: tuple[RunColumn, ...] = (
     RunColumn("hfu", "HFU", "share", "%", "hardware FLOP/s over the dense peak", screen_only=True),
     RunColumn("peak_memory_bytes", "Peak memory", "bytes", "GiB", "of rank 0"),
     RunColumn("final_loss", "Loss", "number", meaning="nats per token, last step on the curve"),
+    RunColumn("validation_loss", "Validation loss", "number", meaning="nats per token, on held-out data", extra=True),
     RunColumn(
         "wall_tokens_per_s", "Wall tokens/s", "count",
         meaning="tokens of the curve over the wall-clock time of all attempts: set-up, saving and lost work counted",
@@ -81,6 +82,10 @@ RUN_COLUMNS: tuple[RunColumn, ...] = (
     RunColumn("gradient_accumulation_steps", "Accumulation", "count", extra=True),
     RunColumn("step_time_low_s", "Step time, low", "number", "s", "95 % interval of the median", extra=True),
     RunColumn("step_time_high_s", "Step time, high", "number", "s", "95 % interval of the median", extra=True),
+    RunColumn("data_time_s", "Data wait", "number", "s", "median of the steady steps", extra=True),
+    RunColumn("forward_time_s", "Forward", "number", "s", "rank 0, median of the steady steps", extra=True),
+    RunColumn("backward_time_s", "Backward", "number", "s", "with recomputation and reduction of gradients", extra=True),
+    RunColumn("optimizer_time_s", "Optimizer", "number", "s", "norm, clipping, update", extra=True),
     RunColumn("num_outlier_steps", "Outlier steps", "count", extra=True),
     RunColumn("num_rejected_steps", "Rejected steps", "count", meaning="faster than the hardware's peak", extra=True),
     RunColumn("dead_share", "Dead steps", "share", "%", "skipped, NaN or without a loss", extra=True),

@@ -35,7 +35,9 @@ def summary_table(summary: RunSummary) -> list[tuple[str, str]]:
     table += [
         ("model", f"{summary.model} on {ranks} of {summary.hardware}, {summary.precision}"),
         ("final loss", "none recorded" if summary.final_loss is None else f"{summary.final_loss:.4f} nats per token"),
+        *_validation(summary),
         ("median step time", _step_time(summary)),
+        *_parts(summary),
         ("throughput", _throughput(summary, word)),
         ("by the wall clock", _wall_clock(summary)),
     ]
@@ -118,7 +120,7 @@ def write_summary(run: RunPaths) -> str:
         replace_file(run.summary, numbers.encode("utf-8", errors="backslashreplace"))
         if data.steps.empty:
             return f"{text}\n\nno picture: no step was recorded"
-        replace_file(run.summary_figure, figure_bytes(plot_run(summary, data.steps), "png", dpi=200))
+        replace_file(run.summary_figure, figure_bytes(plot_run(summary, data.steps, data.validations), "png", dpi=200))
     except OSError as error:
         place = printable(str(run.root))
         return f"{text}\n\npicture not saved, {place}: {error.strerror}; -o FILE.html writes a report elsewhere"
@@ -201,6 +203,29 @@ def _step_time(summary: RunSummary) -> str:
     if summary.step_time_low_s is not None:
         interval = f"95 % interval {summary.step_time_low_s:.4g} to {summary.step_time_high_s:.4g} s"
     return f"{summary.step_time_s:.4g} s ({interval}; {summary.num_steady_steps} steady step(s)){predicted}"
+
+
+def _validation(summary: RunSummary) -> list[tuple[str, str]]:
+    loss = summary.validation_loss
+    return [] if loss is None else [("validation loss", f"{loss:.4f} nats per token, on held-out data")]
+
+
+def _parts(summary: RunSummary) -> list[tuple[str, str]]:
+    """Where the median step goes; what is left of it is the loop, the sum of the losses, or on a GPU idle."""
+    times = {
+        "forward": summary.forward_time_s,
+        "backward": summary.backward_time_s,
+        "optimizer": summary.optimizer_time_s,
+        "waiting for data": summary.data_time_s,
+    }
+    if summary.step_time_s is None or None in times.values():
+        return []
+    texts = [f"{name} {_share(time_s / summary.step_time_s)}" for name, time_s in times.items() if time_s is not None]
+    return [("parts of a step", ", ".join(texts))]
+
+
+def _share(share: float) -> str:
+    return f"{share:.1%}" if share >= 0.0005 else "0 %"
 
 
 def _wall_clock(summary: RunSummary) -> str:

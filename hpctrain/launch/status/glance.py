@@ -12,20 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.errors import RecordError
+from hpctrain.plan.batch_ramp import RampStage, samples_before, stage_of
 from hpctrain.plan.flops import tflops_per_gpu
 from hpctrain.record.files import open_regular, read_json, read_record
-from hpctrain.record.lines import parse_step
+from hpctrain.record.lines import parse_step, parse_validation
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_attempts, read_submission
 from hpctrain.record.schema import AttemptRecord, CancelRecord, StepRecord, SubmissionRecord
 
 _RECENT_STEPS = 20
-_TAIL_BYTES = 8192
+_TAIL_BYTES = 16384
 """Twenty lines of steps.jsonl and more."""
+_VALIDATION_BYTES = 1024
+"""A line of validation.jsonl and more."""
 
 
 _STEP_LINE = re.compile(
-    rb'\{"schema_version": 1, "attempt": (\d{1,9}), "step": \d+, "time_s": (\d+\.\d+), [^{}]*"step_time_s": (\d+\.\d+), [^{}]*\}'
+    rb'\{"schema_version": [12], "attempt": (\d{1,9}), "step": \d+, "time_s": (\d+\.\d+), [^{}]*'
+    rb'"step_time_s": (\d+\.\d+), [^{}]*\}'
 )
 """As ``StepWriter`` writes it; other spellings are read the slow way."""
 
@@ -40,9 +44,24 @@ class PlanNumbers:
     world_size: int
     model_flops: float
     predicted_step_time_s: float | None
+    ramp: tuple[RampStage, ...] = ()
+    """Of the batch; empty: every step has the full one."""
 
-    def tflops_per_gpu(self, step_time_s: float) -> float:
-        return tflops_per_gpu(self.model_flops, step_time_s, self.world_size)
+    def steps_left(self, step: int) -> float:
+        """Work behind ``step``, in steps like it: of a batch ramp by sequences, of which later steps have more."""
+        if not self.ramp:
+            return self.num_steps - step
+        left = samples_before(self.ramp, self.num_steps + 1) - samples_before(self.ramp, step + 1)
+        return left / stage_of(self.ramp, max(1, step)).global_batch_size
+
+    def batch_share(self, step: int) -> float:
+        """The batch of ``step`` over the full one: below 1 in a ramp."""
+        full = self.ramp[-1].global_batch_size if self.ramp else 1
+        return stage_of(self.ramp, max(1, step)).global_batch_size / full if self.ramp else 1.0
+
+    def tflops_per_gpu(self, step_time_s: float, step: int) -> float:
+        """Of a step like ``step``, model FLOPs."""
+        return tflops_per_gpu(self.model_flops * self.batch_share(step), step_time_s, self.world_size)
 
 
 @dataclass(frozen=True)
@@ -69,6 +88,8 @@ class RunGlance:
     problem: str = ""
     cancelled: CancelRecord | None = None
     """Only looked for where the run has not completed."""
+    validation_loss: float | None = None
+    """Of the last validation; None: there was none, or it was not finite."""
 
 
 def read_glance(run: RunPaths, before: RunGlance | None = None) -> RunGlance:
@@ -80,7 +101,7 @@ def read_glance(run: RunPaths, before: RunGlance | None = None) -> RunGlance:
     """
     plan = submission = None
     attempts: tuple[AttemptRecord, ...] = ()
-    steps, cancelled = StepsTail(), None
+    steps, cancelled, validation_loss = StepsTail(), None, None
     problems = []
     try:
         plan = before.plan if before is not None and before.plan is not None else read_plan_numbers(run.plan)
@@ -89,6 +110,7 @@ def read_glance(run: RunPaths, before: RunGlance | None = None) -> RunGlance:
     try:
         attempts = tuple(read_attempts(run))
         steps = _read_tail(run.steps, before.steps if before is not None else StepsTail())
+        validation_loss = _last_validation_loss(run.validations)
         if not (attempts and attempts[-1].state == "completed") and run.cancelled.exists():
             cancelled = read_record(run.cancelled, CancelRecord)
     except RecordError as error:
@@ -97,7 +119,7 @@ def read_glance(run: RunPaths, before: RunGlance | None = None) -> RunGlance:
         submission = read_submission(run)
     except RecordError as error:
         problems.append(f"never submitted, or the record is damaged: {error}")
-    return RunGlance(run, plan, submission, attempts, steps, "; ".join(problems), cancelled)
+    return RunGlance(run, plan, submission, attempts, steps, "; ".join(problems), cancelled, validation_loss)
 
 
 def read_plan_numbers(path: Path) -> PlanNumbers:
@@ -116,6 +138,7 @@ def read_plan_numbers(path: Path) -> PlanNumbers:
             _count(layout["num_nodes"]) * _count(layout["gpus_per_node"]),
             _positive(raw["flops_per_step"]["model_flops"]),
             None if prediction is None else _positive(prediction["step_time_s"]),
+            tuple(RampStage(*map(_whole, stage.values())) for stage in raw["batch"].get("ramp", ())),
         )
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror}") from error
@@ -130,6 +153,10 @@ def _count(value: Any) -> int:
     if type(value) is not int or not 0 < value < 2**63:
         raise ValueError(f"{value!r}: must be a whole number above 0")
     return value
+
+
+def _whole(value: Any) -> int:
+    return _count(value) if value != 0 else 0
 
 
 def _positive(value: Any) -> float:
@@ -154,6 +181,20 @@ def _read_tail(path: Path, before: StepsTail) -> StepsTail:
         lines = stream.read(size_bytes - start).split(b"\n")
     # The first may be cut where reading began, the last is not whole yet.
     return _summary(lines[1 if start else 0 : -1][-_RECENT_STEPS:], size_bytes)
+
+
+def _last_validation_loss(path: Path) -> float | None:
+    """Read from the end of the file; a damaged line tells nothing here, ``report`` counts it."""
+    try:
+        with open_regular(path) as stream:
+            size_bytes = os.fstat(stream.fileno()).st_size
+            stream.seek(max(0, size_bytes - _VALIDATION_BYTES))
+            lines = stream.read().split(b"\n")[:-1]
+        return parse_validation(lines[-1]).loss if lines else None
+    except (FileNotFoundError, ValueError):
+        return None
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror}") from error
 
 
 def _summary(lines: Sequence[bytes], size_bytes: int) -> StepsTail:

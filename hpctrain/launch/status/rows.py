@@ -71,6 +71,8 @@ class RunStatus:
     """Unix time since when Slurm has not answered; None: it has."""
     point: str = ""
     """Of a sweep's point the overrides that not all points share; empty: it is none."""
+    validation_loss: float | None = None
+    """Of the last validation on held-out data."""
 
 
 def collect_status(runs: Sequence[RunPaths]) -> list[RunStatus]:
@@ -162,10 +164,13 @@ class StatusBoard:
             world_size=plan.world_size,
             loss=last.loss if last is not None else None,
             step_time_s=step_time_s,
-            model_tflops_per_gpu=plan.tflops_per_gpu(step_time_s) if step_time_s and plan.world_size else None,
+            model_tflops_per_gpu=plan.tflops_per_gpu(step_time_s, step) if step_time_s and plan.world_size else None,
             predicted_step_time_s=predicted_s,
-            measured_over_predicted=step_time_s / predicted_s if step_time_s and predicted_s else None,
-            eta_s=(plan.num_steps - step) * pace_s if is_running and pace_s and plan.payload == "train" else None,
+            # The prediction is of the full batch.
+            measured_over_predicted=(
+                step_time_s / predicted_s if step_time_s and predicted_s and plan.batch_share(step) == 1 else None
+            ),
+            eta_s=plan.steps_left(step) * pace_s if is_running and pace_s and plan.payload == "train" else None,
             gpu_hours=_gpu_hours(attempts, glance.steps, plan, now_s if is_running else None),
             queue_time_s=_queue_time_s(submission, attempts, now_s if verdict.state in _STARTING else None),
             expected_start_s=expected_start_s,
@@ -173,6 +178,7 @@ class StatusBoard:
             last_step_at_s=last.time_s if last is not None else None,
             stale_since_s=stale_since_s,
             point=(labels or {}).get(glance.run.root.name, ""),
+            validation_loss=glance.validation_loss,
         )
 
     def _judged(self, glance: RunGlance, now_s: float) -> tuple[Verdict, float | None, float | None]:

@@ -55,6 +55,7 @@ _COLUMNS = (
     _Column("try", lambda row: str(row.attempt or MISSING), 5),
     _Column("step", lambda row: f"{row.step}/{row.num_steps}" if row.payload == "train" else "check", 1),
     _Column("loss", lambda row: _number(row.loss, ".4f"), 3),
+    _Column("val loss", lambda row: _number(row.validation_loss, ".4f"), 6),
     _Column("ms/step", lambda row: _number(row.step_time_s, ".1f", 1e3), 3),
     _Column("of plan", lambda row: _number(row.measured_over_predicted, ".2f"), 6),
     _Column("TFLOPs/GPU", lambda row: _number(row.model_tflops_per_gpu, ".4g"), 4),

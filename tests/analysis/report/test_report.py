@@ -35,6 +35,7 @@ def test_summary_of_a_good_run(tmp_path: Path) -> None:
         ("model", "toy on 8 GPUs of test_gpu, bf16"),
         ("final loss", "0.4000 nats per token"),
         ("median step time", "0.5 s (95 % interval 0.5 to 0.5 s; 8 steady step(s))"),
+        ("parts of a step", "forward 25.0%, backward 50.0%, optimizer 12.5%, waiting for data 10.0%"),
         ("throughput", "2,048 tokens/s, 256 per GPU"),
         # 10 steps of 1,024 tokens; 10 s before the first step, 2 + 1 + 8 x 0.5 s in steps
         ("by the wall clock", "602 tokens/s over all attempts; 58.8% of the time was not spent in steps of the curve"),
