@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from hpctrain.config.schema import Precision
-from hpctrain.errors import EXIT_OK, ConfigError, LaunchError
+from hpctrain.errors import EXIT_OK, ConfigError, HpctrainError, LaunchError
 from hpctrain.text_table import printable
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ def export(words: Sequence[str]) -> int:
     """Writes one checkpoint of one run."""
     known = _parser().parse_args(list(words))
     shard_bytes = size_in_bytes(known.shard_size)
-    if known.out.exists():
-        raise ConfigError(f"--out {known.out}: is there already; name a new folder, or remove it")
+    _check_out(known.out)
     from hpctrain.huggingface.folder import require_safetensors
     from hpctrain.huggingface.run_tokenizer import run_tokenizer
     from hpctrain.launch.preflight import require_packages
     from hpctrain.launch.run_names import find_run
+    from hpctrain.launch.termination import terminable
     from hpctrain.record.reader import read_config
 
     require_packages({"torch": "train", "deepspeed": "train"}, "which reads the checkpoint")
@@ -55,11 +55,17 @@ def export(words: Sequence[str]) -> int:
         f"{checkpoint.folder}: step {checkpoint.step}, {checkpoint.record.num_parameters:,} parameters, as {precision}"
     )
     try:
-        if not known.no_check:
-            check_files(saved, _tell)
-        write_folder(saved, request, _tell)
-    except OSError as error:
-        raise LaunchError(f"{error.filename or known.out}: {error.strerror or error}") from error
+        with terminable():  # what is written so far is taken back
+            if not known.no_check:
+                check_files(saved, _tell)
+            write_folder(saved, request, _tell)
+    except (HpctrainError, OSError) as error:
+        if not checkpoint.folder.exists():
+            rule = "is not there any more: a run keeps training.keep_checkpoints of them; export again for the newest"
+            raise LaunchError(f"{checkpoint.folder}: {rule}") from error
+        if isinstance(error, OSError):
+            raise LaunchError(f"{error.filename or known.out}: {error.strerror or error}") from error
+        raise
     _tell(f"{known.out}: load it with transformers, or begin a run with training.init_from={known.out}")
     return EXIT_OK
 
@@ -101,6 +107,19 @@ def size_in_bytes(text: str) -> int:
     return size
 
 
+def _check_out(out: Path) -> None:
+    """Raises ConfigError where something of the new folder's name, or of that which it has till then, is there."""
+    from hpctrain.huggingface.folder import partial_folder
+
+    if os.path.lexists(out):
+        raise ConfigError(f"--out {out}: is there already; name a new folder, or remove it")
+    if os.path.lexists(partial := partial_folder(out)):
+        raise ConfigError(
+            f"--out {out}: {partial} is there already, from an export that is under way or was killed; name another folder, or"
+            " remove it"
+        )
+
+
 def _checkpoint(run: RunPaths, step: int | None) -> Checkpoint:
     """The newest complete checkpoint, or that of a step.
 
@@ -112,7 +131,11 @@ def _checkpoint(run: RunPaths, step: int | None) -> Checkpoint:
     found = read_checkpoints(run)
     wanted = [each for each in found.complete if step is None or each.step == step]
     if wanted:
-        return wanted[-1]
+        newest = wanted[-1]
+        for each in found.unusable:
+            if step is None and each.was_complete and each.folder.name > newest.folder.name:
+                _tell(f"note: {each.folder.name} cannot be used: {each.reason}; the next older one is taken")
+        return newest
     damaged = "; ".join(f"{each.folder.name}: {each.reason}" for each in found.unusable)
     if step is None:
         raise ConfigError(f"{run.root}: has no complete checkpoint" + (f"; {damaged}" if damaged else ""))

@@ -47,7 +47,9 @@ class _Layout:
         self.text_lengths = np.array([[len(text)] for text in self.texts])
 
 
-_LAYOUTS = {f'{{"schema_version": {version},'.encode(): _Layout(version, hints) for version, hints in STEP_HINTS.items()}
+_LAYOUTS = {
+    f'{{"schema_version": {version},'.encode(): _Layout(version, hints) for version, hints in STEP_HINTS.items()
+}
 """By the beginning of a line."""
 
 

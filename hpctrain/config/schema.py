@@ -64,7 +64,7 @@ class ParallelismConfig:
     """Share of the optimizer's sub-groups that offload_optimizer moves off the GPU; the rest stays on it. Below 1 only in
     stage 3."""
     fit_offload_ratio: bool = False
-    """Take, in place of offload_ratio, the smallest one with which a tenth of the GPU stays free (ZeRO-Cache)."""
+    """Where offload_ratio is not stated, take the smallest one with which a tenth of the GPU stays free (ZeRO-Cache)."""
     nvme_ratio: Annotated[float, Limits(gt=0, le=1)] = 1.0
     """Share of what leaves the GPU that offload_optimizer=nvme moves to NVMe; the rest stays in host memory."""
     nvme_path: Text | None = None
@@ -376,3 +376,8 @@ class Config:
     """Environment variables of every rank; they win over what hpctrain would set. Secret ones are written to no file."""
     env_from_shell: tuple[Text, ...] = ()
     """Names of variables that ranks get as they are in the submitting shell; their values are written to no file."""
+
+    @property
+    def precision(self) -> Precision:
+        """What parameters, activations and gradients are in."""
+        return self.training.precision or self.hardware.default_precision

@@ -14,9 +14,15 @@ from hpctrain.plan.first_weights import KEY
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.parameters import HEAD, TOKEN_TABLE, Parameter, decoder_parameters
 from hpctrain.record.files import read_json
+from hpctrain.units import counted
 
 CONFIG, GENERATION_CONFIG, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_READABLE = ("F64", "F32", "BF16", "F16")
+"""Types whose values are the weights, by safetensors' names; of others (F8_E4M3, I8, U8) they are codes of a quantization."""
+_NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq", "lm_head.weight")
+"""Ends of names that older files have beside the weights: masks, angles, the tied output matrix once more."""
+_LFS = b"version https://git-lfs"
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,8 @@ class FolderTensor:
     key: str
     """Its name in the file."""
     shape: tuple[int, ...]
+    dtype: str
+    """By safetensors' name."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,15 @@ class WeightsFolder:
     def own(self, tensor: FileTensor) -> FolderTensor | None:
         """Where a tensor is; None: the folder has none of this name."""
         return self.tensors.get(tensor.name)
+
+
+def partial_folder(out: Path) -> Path:
+    """Where an export writes until ``out`` is whole.
+
+    >>> partial_folder(Path("a/hf.v1")).name
+    'hf.v1.partial'
+    """
+    return out.with_name(f"{out.name}.partial")
 
 
 def require_safetensors(what: str) -> None:
@@ -77,22 +94,44 @@ def _json(path: Path) -> dict[str, Any]:
 def _tensors(folder: Path) -> dict[str, FolderTensor]:
     from safetensors import SafetensorError, safe_open
 
-    if (folder / INDEX).is_file():
-        files = sorted({str(name) for name in _json(folder / INDEX).get("weight_map", {}).values()})
-    else:
-        files = [WEIGHTS]
     found: dict[str, FolderTensor] = {}
-    for name in files:
+    for name in _weight_files(folder):
         path = folder / name
         try:
             with safe_open(path, framework="numpy") as opened:
                 for key in opened.keys():  # noqa: SIM118
-                    found[_with_prefix(key)] = FolderTensor(path, key, tuple(opened.get_slice(key).get_shape()))
+                    tensor = opened.get_slice(key)
+                    found[_with_prefix(key)] = FolderTensor(path, key, tuple(tensor.get_shape()), tensor.get_dtype())
         except OSError as error:
-            raise ConfigError(f"{KEY}={folder}: {name}: {error.strerror or error}") from None
+            raise ConfigError(f"{KEY}={folder}: {name}: {error.strerror or error}{_bin_hint(folder)}") from None
         except SafetensorError as error:
-            raise ConfigError(f"{path}: {error}; it is no whole safetensors file") from None
+            raise ConfigError(f"{path}: {error}; {_what_it_is(path)}") from None
     return found
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """Names of the files, by the index where there is no single one: transformers looks in this order, too."""
+    index = folder / INDEX
+    if (folder / WEIGHTS).is_file() or not index.is_file():
+        return [WEIGHTS]
+    names = _json(index).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) and name for name in names.values()):
+        raise ConfigError(f"{index}: weight_map: must be an object with a file's name for each tensor")
+    return sorted(set(names.values()))
+
+
+def _bin_hint(folder: Path) -> str:
+    """For a folder whose weights are in torch's own files alone."""
+    if not any(folder.glob("pytorch_model*.bin")):
+        return ""
+    return "; its weights are pytorch_model*.bin: load it with transformers and save_pretrained it, which writes safetensors"
+
+
+def _what_it_is(path: Path) -> str:
+    with path.open("rb") as stream:
+        if stream.read(len(_LFS)) == _LFS:
+            return "it is a pointer of Git LFS: git lfs pull fetches the file"
+    return "it is no whole safetensors file"
 
 
 def _with_prefix(key: str) -> str:
@@ -129,7 +168,15 @@ def folder_problems(folder: WeightsFolder, shape: ModelShape) -> tuple[list[str]
             problems.append(f"model.{name}={own[name]}: the folder has {value}; set model.{name}={told}")
     if not problems:
         problems += _tensor_problems(folder, shape)
+        notes += _not_taken(folder, shape)
     return problems, notes
+
+
+def _not_taken(folder: WeightsFolder, shape: ModelShape) -> list[str]:
+    """Of tensors that the model has no place for, such as biases that config.json does not tell of."""
+    taken = {tensor.name for parameter in decoder_parameters(shape) for tensor in file_tensors(shape, parameter)}
+    left = [name for name in sorted(folder.tensors) if name not in taken and not name.endswith(_NO_WEIGHTS)]
+    return [f"{counted(len(left), 'tensor')} of {folder.path} not taken, such as {left[0]}"] if left else []
 
 
 def _tensor_problems(folder: WeightsFolder, shape: ModelShape) -> list[str]:
@@ -144,6 +191,10 @@ def _tensor_problems(folder: WeightsFolder, shape: ModelShape) -> list[str]:
             elif found.shape != expected:
                 problems.append(
                     f"{found.path}: {tensor.name} has shape {found.shape}, its {CONFIG} makes it {expected}"
+                )
+            elif found.dtype not in _READABLE:
+                problems.append(
+                    f"{found.path}: {tensor.name} is {found.dtype}, a quantized type; save it as {', '.join(_READABLE)}"
                 )
     return problems[:5]
 

@@ -100,6 +100,12 @@ def model_values(raw: Mapping[str, Any], place: str) -> dict[str, Any]:
     Raises:
         ConfigError: another model type, a value is missing, or one that makes it another function than ours.
     """
+    if quantized := raw.get("quantization_config"):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        raise ConfigError(
+            f"{place}: quantization_config.quant_method={method}: the weights are quantized; take the model's folder in bf16,"
+            " fp16 or fp32"
+        )
     kind = raw.get("model_type")
     if kind == "llama":
         return _llama_values(raw, place)
@@ -110,27 +116,30 @@ def model_values(raw: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 def _llama_values(raw: Mapping[str, Any], place: str) -> dict[str, Any]:
     _demand(raw, place, {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)})
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    rope_key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+    rope = raw.get(rope_key) or {}
+    if not isinstance(rope, dict):
+        raise ConfigError(f"{place}: {rope_key}={rope}: must be an object or null")
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type != "default":
         raise ConfigError(
             f"{place}: rope_type={rope_type}: hpctrain turns by position x rope_theta^(-2i / head_dim), rope_type=default"
         )
-    heads = _whole(raw, place, "num_attention_heads")
-    hidden = _whole(raw, place, "hidden_size")
+    heads, hidden = _whole(raw, place, "num_attention_heads"), _whole(raw, place, "hidden_size")
+    rope_theta = rope if rope.get("rope_theta") is not None else raw
     return {
         "architecture": "llama",
         "num_layers": _whole(raw, place, "num_hidden_layers"),
         "hidden_size": hidden,
         "num_heads": heads,
-        "num_kv_heads": raw.get("num_key_value_heads") or heads,
-        "head_dim": raw.get("head_dim") or hidden // heads,
+        "num_kv_heads": _whole(raw, place, "num_key_value_heads", heads),
+        "head_dim": _whole(raw, place, "head_dim", hidden // heads),
         "ffn_hidden_size": _whole(raw, place, "intermediate_size"),
         "vocab_size": _whole(raw, place, "vocab_size"),
         "max_seq_len": _whole(raw, place, "max_position_embeddings"),
         "tie_embeddings": bool(raw.get("tie_word_embeddings", False)),
-        "norm_eps": raw.get("rms_norm_eps", 1e-6),
-        "rope_theta": float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
+        "norm_eps": _number(raw, place, "rms_norm_eps", 1e-6),
+        "rope_theta": _number(rope_theta, place, "rope_theta", 10000.0),
     }
 
 
@@ -145,11 +154,11 @@ def _gpt2_values(raw: Mapping[str, Any], place: str) -> dict[str, Any]:
         "num_heads": heads,
         "num_kv_heads": heads,
         "head_dim": hidden // heads,
-        "ffn_hidden_size": raw.get("n_inner") or 4 * hidden,
+        "ffn_hidden_size": _whole(raw, place, "n_inner", 4 * hidden),
         "vocab_size": _whole(raw, place, "vocab_size"),
         "max_seq_len": _whole(raw, place, "n_positions"),
         "tie_embeddings": bool(raw.get("tie_word_embeddings", True)),
-        "norm_eps": raw.get("layer_norm_epsilon", 1e-5),
+        "norm_eps": _number(raw, place, "layer_norm_epsilon", 1e-5),
     }
 
 
@@ -161,8 +170,15 @@ def _demand(raw: Mapping[str, Any], place: str, demanded: Mapping[str, tuple[Any
             raise ConfigError(f"{place}: {key}={raw[key]}: hpctrain's model is that of {key}={known}")
 
 
-def _whole(raw: Mapping[str, Any], place: str, key: str) -> int:
-    value = raw.get(key)
+def _whole(raw: Mapping[str, Any], place: str, key: str, default: int | None = None) -> int:
+    value = default if raw.get(key) is None else raw[key]
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{place}: {key}={value}: must be a whole number above 0")
     return value
+
+
+def _number(raw: Mapping[str, Any], place: str, key: str, default: float) -> float:
+    value = default if raw.get(key) is None else raw[key]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise ConfigError(f"{place}: {key}={value}: must be a number above 0")
+    return float(value)

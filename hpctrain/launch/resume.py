@@ -42,7 +42,7 @@ _MAY_CHANGE = (
         "training.keep_checkpoints",
     ),
     *("training.checkpoint_", "training.check_checkpoint_room", "training.start_timeout_min"),
-    *("training.collective_timeout_min", "training.telemetry_interval_s"),
+    *("training.collective_timeout_min", "training.telemetry_interval_s", "training.compile"),
     *_HOW_IT_IS_SPREAD,
 )
 """Keys, or beginnings of keys, that do not decide what a step computes."""

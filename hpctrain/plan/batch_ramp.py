@@ -10,7 +10,6 @@ Source: Megatron-LM, megatron/core/num_microbatches_calculator.py, RampupBatchsi
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from itertools import pairwise
 
 from hpctrain.config.schema import BatchRampConfig
 from hpctrain.errors import Problem
+from hpctrain.plan.divisors import divisors
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def ramp_problems(ramp: BatchRampConfig, full: int, per_micro_step: int) -> list
             f"must divide training.global_batch_size - training.batch_ramp.start = {full} - {ramp.start} = {full - ramp.start}"
             f" ({full - ramp.start} mod {ramp.increment} = {rest})"
         )
-        fits = [count * per_micro_step for count in _divisors((full - ramp.start) // per_micro_step)]
+        fits = [count * per_micro_step for count in divisors((full - ramp.start) // per_micro_step)]
         below = [value for value in fits if value < ramp.increment][-1:]
         above = [value for value in fits if value > ramp.increment][:1]
         problems.append(_problem("increment", ramp.increment, rule, f"nearest: {', '.join(map(str, below + above))}"))
@@ -137,9 +137,7 @@ def ramp_warnings(stages: Sequence[RampStage], num_steps: int, increment: int) -
             f"training.batch_ramp: the full batch of {stages[-1].global_batch_size} comes with step {stages[-1].first_step}, and"
             f" training.num_steps={num_steps} ends at {reached}"
         )
-    jumps = [
-        after.global_batch_size - before.global_batch_size for before, after in pairwise(stages)
-    ]
+    jumps = [after.global_batch_size - before.global_batch_size for before, after in pairwise(stages)]
     if any(jump > increment for jump in jumps):
         warnings.append(
             "training.batch_ramp: a step has more sequences than a stage, so that some of the batch sizes are jumped over; a"
@@ -157,13 +155,3 @@ def _multiples(value: int, unit: int, limit: int) -> str:
     below = value // unit * unit
     found = [number for number in (below, below + unit) if 0 < number < limit]
     return f"nearest: {', '.join(map(str, found))}" if found else f"nearest: {unit}"
-
-
-def _divisors(number: int) -> list[int]:
-    """All of them, in order.
-
-    >>> _divisors(12)
-    [1, 2, 3, 4, 6, 12]
-    """
-    small = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
-    return sorted({*small, *(number // value for value in small)})

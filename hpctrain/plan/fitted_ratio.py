@@ -23,15 +23,21 @@ def with_fitted_ratio(
         fits: whether a GPU keeps a tenth of its memory free with these settings. Where it does with some ratio, it does with
             every larger one.
     """
-    if not parallelism.fit_offload_ratio or parallelism.offload_optimizer == "none" or parallelism.zero_stage != 3:
+    key = "parallelism.fit_offload_ratio"
+    if not parallelism.fit_offload_ratio or parallelism.zero_stage != 3:
         return parallelism, []
+    if parallelism.offload_optimizer == "none":
+        return parallelism, [f"{key}: nothing to choose, parallelism.offload_optimizer=none moves nothing"]
+    if parallelism.offload_ratio < 1:
+        return parallelism, [
+            f"{key}: nothing to choose, parallelism.offload_ratio={parallelism.offload_ratio:g} is stated"
+        ]
 
     def moving(step: int) -> ParallelismConfig:
         if step == 0:
             return dataclasses.replace(parallelism, offload_optimizer="none", offload_ratio=1.0, nvme_ratio=1.0)
         return dataclasses.replace(parallelism, offload_ratio=step / _STEPS)
 
-    key = "parallelism.fit_offload_ratio"
     if gpu_memory_gib is None:
         return moving(_STEPS), [f"{key}: 1, all of the optimizer's state is moved: the hardware states no GPU memory"]
     step = bisect.bisect_left(range(_STEPS), True, key=lambda number: fits(moving(number)))

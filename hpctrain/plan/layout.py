@@ -133,6 +133,20 @@ class Batch:
         return self.samples_before(step) * self.seq_len
 
 
+def _spread(global_batch: int, micro_batch_size: int, degree: int) -> str:
+    """How a global batch that stays, as in a run that goes on, can be spread: the nearest micro batch, else the nearest degrees.
+
+    >>> _spread(16, 8, 4), _spread(16, 1, 3)
+    ('training.micro_batch_size=4', 'a data-parallel degree of 2 or 4')
+    """
+    if global_batch % degree == 0:
+        micro = max(size for size in range(1, micro_batch_size + 1) if (global_batch // degree) % size == 0)
+        return f"training.micro_batch_size={micro}"
+    whole = [each for each in range(1, global_batch + 1) if global_batch % each == 0]
+    near = [max(each for each in whole if each < degree), *(each for each in whole if each > degree)][:2]
+    return f"a data-parallel degree of {' or '.join(map(str, near))}"
+
+
 def resolve_batch(
     training: TrainingConfig, micro_batch_size: int, data_parallel_degree: int, seq_len: int
 ) -> tuple[Batch, tuple[Problem, ...]]:
@@ -155,7 +169,7 @@ def resolve_batch(
                 str(global_batch),
                 f"must be a multiple of micro batch x data-parallel degree = {micro_batch_size} x"
                 f" {data_parallel_degree} = {per_micro_step}",
-                f"nearest: {', '.join(fixes)}",
+                f"nearest: {', '.join(fixes)}, or {_spread(global_batch, micro_batch_size, data_parallel_degree)}",
             ),
         )
         accumulation = max(1, global_batch // per_micro_step)

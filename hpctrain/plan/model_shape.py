@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hpctrain.config.schema import Architecture, ModelConfig
 from hpctrain.errors import Problem
+from hpctrain.plan.divisors import nearest_divisors
 
 
 @dataclass(frozen=True)
@@ -120,19 +121,6 @@ def resolve_model_shape(model: ModelConfig) -> tuple[ModelShape, tuple[Problem, 
             )
         )
     return shape, tuple(problems)
-
-
-def nearest_divisors(number: int, wanted: int) -> list[int]:
-    """The divisors of ``number`` next below and above ``wanted``.
-
-    >>> nearest_divisors(12288, 100)
-    [96, 128]
-    """
-    divisors = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    divisors += [number // d for d in divisors]
-    below = max((d for d in divisors if d < wanted), default=None)
-    above = min((d for d in divisors if d > wanted), default=None)
-    return [d for d in (below, above) if d is not None]
 
 
 def _join(values: list[int]) -> str:

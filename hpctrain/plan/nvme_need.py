@@ -112,7 +112,8 @@ def nvme_problems(parallelism: ParallelismConfig, hardware: HardwareConfig, need
         rule = (
             "keeps no optimizer state on the GPU: DeepSpeed makes the fp32 copies of parameters on NVMe in host memory"
         )
-        add("offload_param", rule, "set parallelism.offload_param=cpu, or parallelism.offload_ratio=1")
+        kept = "fit_offload_ratio=false" if parallelism.fit_offload_ratio else "offload_ratio=1"
+        add("offload_param", rule, f"set parallelism.offload_param=cpu, or parallelism.{kept}")
     if parallelism.offload_param == "nvme" and parallelism.hpz_partition_size > 1:
         rule = (
             f"does not go with hpz_partition_size={parallelism.hpz_partition_size}, whose second partition is in memory"
@@ -122,7 +123,9 @@ def nvme_problems(parallelism: ParallelismConfig, hardware: HardwareConfig, need
         rule = f"{' and '.join(moved)} needs a folder on each node's own NVMe, and hardware={hardware.name} states none"
         add("nvme_path", rule, "set parallelism.nvme_path=/FOLDER, or hardware.nvme_path")
     elif parallelism.nvme_path is not None and not parallelism.nvme_path.startswith("/"):
-        add("nvme_path", "must be absolute: each node looks for it", f"set it to /{parallelism.nvme_path}")
+        path = parallelism.nvme_path
+        fix = f"set it to /{path}" if path[0] not in "$~." else "write it out: no shell reads it on the nodes"
+        add("nvme_path", "must be absolute: each node looks for it", fix)
     if need is not None and need.capacity_bytes is not None:
         short = room_problem(need, need.capacity_bytes, f"a node's NVMe (hardware={hardware.name})")
         problems += [short] if short else []

@@ -12,6 +12,8 @@ RUN_VARIABLE = "HPCTRAIN_RUN"
 """In the environment of every process below a rank: which run it belongs to."""
 RANK_PROCESS_VARIABLE = "HPCTRAIN_RANK_PROCESS"
 """In the same environments: process id and start of the rank."""
+GUARD_MODULE = "hpctrain.worker.rank_guard"
+"""By this word of its command a rank's guard is known among the processes of a run."""
 
 OWN_VARIABLES = (
     ATTEMPT_VARIABLE,

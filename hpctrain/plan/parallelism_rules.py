@@ -6,6 +6,7 @@ import math
 
 from hpctrain.config.schema import Config, ParallelismConfig
 from hpctrain.errors import Problem
+from hpctrain.plan.divisors import divisors
 from hpctrain.plan.layout import Layout
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.quantized_gradients import quantized_gradient_problems, quantized_gradient_warnings
@@ -95,6 +96,7 @@ def _stage_problems(parallelism: ParallelismConfig, has_cuda: bool) -> list[Prob
     wanted = {
         "offload_param": parallelism.offload_param != "none",
         "offload_ratio": parallelism.offload_ratio < 1,
+        "fit_offload_ratio": parallelism.fit_offload_ratio,
         "hpz_partition_size": parallelism.hpz_partition_size > 1,
         "quantized_weights": parallelism.quantized_weights,
         "quantized_gradients": parallelism.quantized_gradients,
@@ -224,22 +226,12 @@ def _divides(parallelism: ParallelismConfig, name: str, wholes: dict[str, int]) 
     bad = {what: whole for what, whole in wholes.items() if whole % size}
     if not bad:
         return []
-    good = _divisors(math.gcd(*wholes.values()))
+    good = divisors(math.gcd(*wholes.values()))
     below = max(value for value in good if value <= size)
     above = min((value for value in good if value >= size), default=below)
     told = ", ".join(f"{what} {whole} ({whole} mod {size} = {whole % size})" for what, whole in bad.items())
     fix = " or ".join(str(value) for value in dict.fromkeys((below, above)))
     return [_problem(parallelism, name, f"must divide: {told}", f"nearest: {fix}")]
-
-
-def _divisors(number: int) -> list[int]:
-    """All of them, in order.
-
-    >>> _divisors(12)
-    [1, 2, 3, 4, 6, 12]
-    """
-    small = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
-    return sorted({*small, *(number // value for value in small)})
 
 
 def _problem(parallelism: ParallelismConfig, name: str, rule: str, fix: str) -> Problem:

@@ -42,7 +42,7 @@ class Parameter:
 def decoder_parameters(shape: ModelShape) -> tuple[Parameter, ...]:
     """All parameters in the decoder's order; a tied output matrix is the token table and not named again.
 
-    Source: hpctrain/worker/model/decoder.py, layers.py; held against the built model in tests/plan/test_parameters.py.
+    Source: hpctrain/worker/model/decoder.py, layers.py; held against the built model in tests/worker/test_saved_state.py.
     """
     is_gpt, hidden, vocab = shape.architecture == "gpt", shape.hidden_size, shape.vocab_size
     table = Parameter(TOKEN_TABLE, (vocab, hidden), 0, (vocab,))

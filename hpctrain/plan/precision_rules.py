@@ -15,7 +15,7 @@ _DYNAMIC_KEYS = ("initial_scale_power", "loss_scale_window", "min_loss_scale", "
 def precision_problems(config: Config) -> list[Problem]:
     """Every rule that the run's data type breaks, stated or the hardware's default."""
     training = config.training
-    precision = training.precision or config.hardware.default_precision
+    precision = config.precision
     problems = _device_problems(config, precision)
     if precision == "fp16":
         return problems + (
@@ -35,7 +35,7 @@ def precision_problems(config: Config) -> list[Problem]:
 
 def precision_warnings(config: Config) -> list[str]:
     """What is right and slow."""
-    if (config.training.precision or config.hardware.default_precision) == "fp16" and config.hardware.device == "cpu":
+    if config.precision == "fp16" and config.hardware.device == "cpu":
         return [
             "training.precision=fp16 on hardware.device=cpu: right, and many times slower than fp32 or bf16 where the processor"
             " has no AVX512-FP16"

@@ -17,7 +17,7 @@ _KEY = "parallelism.quantized_gradients"
 def quantized_gradient_problems(config: Config, shape: ModelShape, layout: Layout) -> list[Problem]:
     """What would give wrong gradients without a word; that it needs CUDA and stage 3 is said elsewhere."""
     parallelism = config.parallelism
-    precision = config.training.precision or config.hardware.default_precision
+    precision = config.precision
     if not parallelism.quantized_gradients or config.hardware.device != "cuda" or parallelism.zero_stage != 3:
         return []
     if precision != "fp16":

@@ -133,7 +133,7 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
     layout, layout_problems = resolve_layout(config)
     config, of_tiers = _with_tiers(config, shape, layout)
     parallelism, training, hardware = config.parallelism, config.training, config.hardware
-    seq_len, precision = training.seq_len or shape.max_seq_len, training.precision or hardware.default_precision
+    seq_len, precision = training.seq_len or shape.max_seq_len, config.precision
     choice = _choose_memory_settings(config, shape, layout, precision)
     batch, batch_problems = resolve_batch(training, choice.micro_batch_size, layout.data_parallel_degree, seq_len)
     work = _rank_work(config, shape, layout, batch, precision, choice.checkpointing)
@@ -200,17 +200,21 @@ def with_memory_of(rank: int, plan: RunPlan, config: Config) -> RunPlan:
 def _with_tiers(config: Config, shape: ModelShape, layout: Layout) -> tuple[Config, list[str]]:
     """Where states are kept, filled in (NVMe path, offload ratio, sub-group size), and what was chosen for that."""
     stated = config.parallelism
-    precision = config.training.precision or config.hardware.default_precision
+    precision = config.precision
 
     def of(parallelism: ParallelismConfig) -> Config:
         return dataclasses.replace(config, parallelism=with_sub_group_size(parallelism, shape, layout))
 
+    def of_gpu(parallelism: ParallelismConfig) -> Config:
+        """Host memory left out, which a larger ratio takes more of: with both, what fits is no longer from some ratio on."""
+        return dataclasses.replace(of(parallelism), hardware=dataclasses.replace(config.hardware, host_memory_gib=None))
+
     def fits(parallelism: ParallelismConfig) -> bool:
         """With the batch that is chosen where all of it is moved; it is the largest."""
         seq_len = config.training.seq_len or shape.max_seq_len
-        choice = _choose_memory_settings(of(all_moved), shape, layout, precision)
+        choice = _choose_memory_settings(of_gpu(all_moved), shape, layout, precision)
         batch, _ = resolve_batch(config.training, choice.micro_batch_size, layout.data_parallel_degree, seq_len)
-        work = _rank_work(of(parallelism), shape, layout, batch, precision, choice.checkpointing)
+        work = _rank_work(of_gpu(parallelism), shape, layout, batch, precision, choice.checkpointing)
         return estimate_memory(work).fits_with_headroom
 
     all_moved = with_nvme_path(stated, config.hardware)

@@ -77,7 +77,11 @@ def predict_step(work: RankWork, flops: StepFlops) -> tuple[StepPrediction | Non
     software, machine = SOFTWARE[OWN_SOFTWARE], _machine(hardware, work.precision)
     parts = step_parts(setup, machine, software)
     ramp_times_s = tuple(
-        sum(step_parts(replace(setup, num_micro_steps=batch.accumulation_of(stage.first_step)), machine, software).values())
+        sum(
+            step_parts(
+                replace(setup, num_micro_steps=batch.accumulation_of(stage.first_step)), machine, software
+            ).values()
+        )
         for stage in batch.ramp
     )
     step_time_s = sum(parts.values())

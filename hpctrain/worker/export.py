@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from hpctrain.config.schema import Precision
-from hpctrain.errors import ConfigError, Problem
-from hpctrain.huggingface.folder import CONFIG, GENERATION_CONFIG, INDEX, TOKENIZER, WEIGHTS
+from hpctrain.errors import ConfigError, LaunchError, Problem
+from hpctrain.huggingface.folder import CONFIG, GENERATION_CONFIG, INDEX, TOKENIZER, WEIGHTS, partial_folder
 from hpctrain.huggingface.model_config import config_values, inexpressible
 from hpctrain.huggingface.tensor_names import FileTensor, file_tensors
 from hpctrain.plan.parameters import Parameter
@@ -26,6 +27,8 @@ from hpctrain.worker.state.saved_state import SavedState, damage
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SMALL_FILES_BYTES = 2**20
 """For what is beside the weights."""
+_MOST_TOLD = 5
+"""Damaged files that are named."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,9 @@ def check_files(saved: SavedState, tell: Callable[[str], None]) -> None:
     files = saved.record.files
     tell(f"checking {counted(len(files), 'file')}, {gib(saved.record.num_bytes)}")
     if damaged := [text for file in files if (text := damage(saved.folder / file.name))]:
-        raise ConfigError("\n".join(damaged))
+        more = [f"and {len(damaged) - _MOST_TOLD} more"] if len(damaged) > _MOST_TOLD else []
+        fix = "--step N takes another checkpoint; --no-check writes what can be read of this one"
+        raise ConfigError("\n".join([*damaged[:_MOST_TOLD], *more, fix]))
 
 
 def write_folder(saved: SavedState, request: ExportRequest, tell: Callable[[str], None]) -> int:
@@ -87,23 +92,19 @@ def write_folder(saved: SavedState, request: ExportRequest, tell: Callable[[str]
     Raises:
         ConfigError: no room, or a weight that the type cannot hold.
         RecordError: the checkpoint is damaged.
-        OSError: the folder cannot be written.
+        LaunchError, OSError: the folder cannot be written, or ``FOLDER.partial`` is there already.
     """
     shards = _shards(saved, request)
     total = sum(item.num_bytes for shard in shards for item in shard)
-    partial = request.out.with_name(request.out.name + ".partial")
+    partial = partial_folder(request.out)
     _check_room(request.out, total)
-    if partial.exists():
-        tell(f"{partial} is left from an export that did not end; it is begun again")
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
+    partial.mkdir(parents=True)  # fails where it is there: nothing that is not ours is written over
     try:
         done = 0
         names = [_file_name(number, len(shards)) for number in range(len(shards))]
         for name, shard in zip(names, shards, strict=True):
             tensors = {item.tensor.name: _converted(saved, item, request.precision) for item in shard}
-            save_file(tensors, partial / name, metadata={"format": "pt", **request.metadata})
-            _sync(partial / name)
+            _save(tensors, partial / name, {"format": "pt", **request.metadata})
             done += sum(item.num_bytes for item in shard)
             tell(f"{name}: {gib(done)} of {gib(total)}, {done / total:.0%}")
         _write_small_files(partial, saved, request, dict(zip(names, shards, strict=True)), total)
@@ -141,6 +142,9 @@ def _converted(saved: SavedState, item: _Item, precision: Precision) -> Tensor:
     assert whole is not None  # every checkpoint has master weights
     rows = whole[item.tensor.start : item.tensor.stop]
     converted = (rows.T if item.tensor.is_transposed else rows).to(DTYPES[precision]).contiguous()
+    if not torch.isfinite(rows).all():
+        name = item.parameter.name
+        raise ConfigError(f"{saved.folder}: {name} has weights that are no numbers; --step N takes an older checkpoint")
     if not torch.isfinite(converted).all():
         largest = rows.abs().max().item()
         rule = f"{item.parameter.name} has a weight of {largest:.4g}, and {precision} ends at {_largest(precision):.4g}"
@@ -180,6 +184,11 @@ def _write_small_files(
         write_json(folder / INDEX, index)
 
 
-def _sync(path: Path) -> None:
+def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """One file of weights, on the disk when this returns."""
+    try:
+        save_file(tensors, path, metadata=metadata)
+    except SafetensorError as error:  # so it tells of a full disk and of a quota, too
+        raise LaunchError(f"{path}: {error}") from error
     with path.open("rb") as stream:
         os.fsync(stream.fileno())

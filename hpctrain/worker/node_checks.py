@@ -92,7 +92,9 @@ def memlock_warnings(locked_bytes: int, needs: Sequence[str], node: str) -> list
 def _memlock_needs(config: Config) -> list[str]:
     parallelism = config.parallelism
     is_offloading = (parallelism.offload_optimizer, parallelism.offload_param) != ("none", "none")
-    needs = ["parallelism.offload with pin_memory=true"] if is_offloading and parallelism.pin_memory else []
+    # On a CPU nothing is pinned, see ds_config; the buffers of NVMe are held against the limit in nvme_folder.
+    is_pinning = is_offloading and parallelism.pin_memory and config.hardware.device == "cuda"
+    needs = ["parallelism.offload_* with parallelism.pin_memory=true"] if is_pinning else []
     return needs + (["InfiniBand adapters"] if _FABRIC.is_dir() and any(_FABRIC.iterdir()) else [])
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import getpass
+import glob
+import os
+import re
 import resource
 import secrets
 import shutil
@@ -37,7 +40,16 @@ _CAP_IPC_LOCK = 14
 
 def folder_of(need: NvmeNeed, env: RankEnv) -> Path:
     """This rank's own folder in this start of the job; another user's jobs, and other ranks of the node, have others."""
-    return Path(need.folder) / f"{NAME}-{getpass.getuser()}-{env.job_id}-{env.attempt}-rank{env.rank}"
+    return Path(need.folder) / f"{_starts_of_job(env)}-{env.attempt}-rank{env.rank}"
+
+
+def _starts_of_job(env: RankEnv) -> str:
+    """First words of the folders' names; in a container the user may have no name."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{NAME}-{user}-{env.job_id}"
 
 
 def make_folder(need: NvmeNeed, env: RankEnv) -> Path:
@@ -49,8 +61,9 @@ def make_folder(need: NvmeNeed, env: RankEnv) -> Path:
     """
     base = Path(need.folder)
     if not base.is_dir():
-        why = "is no folder" if base.exists() else "there is no such folder"
-        _refuse(need, env, f"{why}", "make it on every node, or set parallelism.nvme_path=/FOLDER")
+        if base.exists():
+            _refuse(need, env, "is no folder", "set parallelism.nvme_path=/FOLDER")
+        _refuse(need, env, "there is no such folder", "make it on every node, or set parallelism.nvme_path=/FOLDER")
     mount = mount_of(base)
     if is_on_network(mount.kind):
         _refuse(
@@ -68,6 +81,7 @@ def make_folder(need: NvmeNeed, env: RankEnv) -> Path:
     _check_writable(need, env)
     _check_locked_memory(need, env)
     if env.local_rank == 0:
+        _remove_former(env, base)
         _check_room(need, env, base, mount)
     folder = folder_of(need, env)
     # A rank of the same start is no two; what is there is of a killed one whose guard was killed as well.
@@ -92,6 +106,15 @@ def _check_writable(need: NvmeNeed, env: RankEnv) -> None:
         probe.rmdir()
     except OSError as error:
         _refuse(need, env, f"cannot be written: {error.strerror}", "a folder that you may write on every node")
+
+
+def _remove_former(env: RankEnv, base: Path) -> None:
+    """Folders of former starts of this very job, which have ended; their guards were killed with all of the job's processes."""
+    first = _starts_of_job(env)
+    for path in base.glob(f"{glob.escape(first)}-*"):
+        found = re.fullmatch(r"-(\d+)-rank\d+", path.name[len(first) :])
+        if found and int(found[1]) < env.attempt:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _check_room(need: NvmeNeed, env: RankEnv, base: Path, mount: Mount) -> None:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from hpctrain.plan.own_variables import RANK_PROCESS_VARIABLE, RUN_VARIABLE
+from hpctrain.plan.own_variables import GUARD_MODULE, RANK_PROCESS_VARIABLE, RUN_VARIABLE
 from hpctrain.worker.linux import adopt_orphans, descendants, parent_of, signal_at_parents_death, start_of
 
 if TYPE_CHECKING:
@@ -77,7 +77,9 @@ def _wait_for(process: subprocess.Popen[bytes], limit_s: float) -> None:
     ends_at = time.monotonic() + limit_s
     while process.poll() is None:
         if time.monotonic() > ends_at:
-            print(f"hpctrain: warning: process {process.pid} did not end within {limit_s:g} s, and is killed", flush=True)
+            print(
+                f"hpctrain: warning: process {process.pid} did not end within {limit_s:g} s, and is killed", flush=True
+            )
             return
         time.sleep(_ROUND_S)
 
@@ -137,7 +139,7 @@ def _become_guard(words: list[str]) -> NoReturn:
         os.set_inheritable(int(words[-1]), True)
         kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
         source = str(Path(__file__).resolve().parents[2])
-        command = [sys.executable, "-S", "-m", "hpctrain.worker.rank_guard", *words]
+        command = [sys.executable, "-S", "-m", GUARD_MODULE, *words]
         os.execve(sys.executable, command, kept | {"PYTHONPATH": source, "PYTHONSAFEPATH": "1"})
     finally:
         os._exit(1)

@@ -31,11 +31,18 @@ def require_async_io(plan: RunPlan) -> None:
     Raises:
         RankEnvironmentError: there is no libaio to compile against.
     """
-    if plan.nvme is not None and not AsyncIOBuilder().is_compatible(verbose=False):
+    if plan.nvme is None:
+        return
+    if not AsyncIOBuilder().is_compatible(verbose=False):
         raise RankEnvironmentError(
             f"node {platform.node()}: libaio's headers are missing, with which DeepSpeed compiles its reads and writes of NVMe;"
             " install libaio-dev (Debian, Ubuntu) or libaio-devel (Red Hat, SUSE) on every node, or into the image"
         )
+    print(
+        "hpctrain: DeepSpeed's reads and writes of NVMe are compiled where env.TORCH_EXTENSIONS_DIR, a node-local folder that"
+        " stays between runs, does not hold them yet: minutes on a busy node",
+        flush=True,
+    )
 
 
 def _write_shares(num_ranks: int) -> None:

@@ -75,7 +75,11 @@ def test_without_slurm_one_clear_error_and_nothing_left_behind(tmp_path: Path) -
         (["model=tiny", "cluster=local", "run.root=/proc/nowhere"], 2, "run.root=/proc/nowhere"),
         (["model=tiny", "cluster=local", "run.root=x%j"], 2, "sbatch expands %"),
         (["model=tiny", "cluster=local", "data=text", "data.path=/no/such/file"], 2, "data.path=/no/such/file"),
-        (["model=tiny", "cluster=local", "data=tokens", "data.path=/no/such"], 2, "/no/such.bin: there is no such file"),
+        (
+            ["model=tiny", "cluster=local", "data=tokens", "data.path=/no/such"],
+            2,
+            "/no/such.bin: there is no such file",
+        ),
         (["plan", "model=2t", "nodes=4"], 3, ""),
         (["plan", "model=530b", "--tokens", "-5"], 2, "--tokens=-5: must be above zero"),
         (["model=530b", "--tokens", "1B"], 2, "is no option of this verb"),

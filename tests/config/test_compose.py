@@ -14,7 +14,9 @@ MISTAKES = [
     pytest.param(["model=530B"], ["model=530B", "nearest: 530b"], id="unknown-model"),
     pytest.param(["modle=530b"], ["modle=530b", "nearest: model"], id="mistyped-group"),
     pytest.param(
-        ["model=tiny", "parallelism=tp8pp35x"], ["parallelism=tp8pp35x", "known: ddp, megatron_3d"], id="unknown-parallelism"
+        ["model=tiny", "parallelism=tp8pp35x"],
+        ["parallelism=tp8pp35x", "known: ddp, megatron_3d"],
+        id="unknown-parallelism",
     ),
     pytest.param(["model=tiny", "slurm=foo"], ["slurm=foo", "nearest: cluster"], id="group-that-is-none"),
     pytest.param(

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import hpctrain
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
+from hpctrain.huggingface.folder import read_folder
 from hpctrain.huggingface.model_config import config_values, model_values
 from hpctrain.huggingface.tensor_names import file_tensors
 from hpctrain.launch.first_weights import check_first_weights
@@ -90,7 +91,12 @@ def test_files_that_are_not_what_config_json_says(tmp_path: Path) -> None:
     (folder / "model.safetensors").rename(folder / "a.safetensors")
     with pytest.raises(ConfigError, match=r"training.init_from=.*: model.safetensors: "):
         check(config_of(GPT, folder))
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"x": "a.safetensors"}}')
+    index = folder / "model.safetensors.index.json"
+    for odd in ('{"weight_map": []}', '{"weight_map": {"x": 1}}', "{}"):
+        index.write_text(odd)
+        with pytest.raises(ConfigError, match="weight_map: must be an object with a file's name for each tensor"):
+            check(config_of(GPT, folder))
+    index.write_text('{"weight_map": {"x": "a.safetensors"}}')
     assert check(config_of(GPT, folder)) == []
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(raw | {"n_inner": 64}))
@@ -100,6 +106,53 @@ def test_files_that_are_not_what_config_json_says(tmp_path: Path) -> None:
         check(config_of(GPT | {"ffn_hidden_size": 64}, folder))
     (folder / "config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"config.json: Expecting"):
+        check(config_of(GPT, folder))
+
+
+def test_one_file_goes_before_an_index_as_in_transformers(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "hf", shape_of(GPT))
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"x": "gone.safetensors"}}')
+    assert {tensor.path.name for tensor in read_folder(folder).tensors.values()} == {"model.safetensors"}
+
+
+ODD_VALUES = {
+    "rope": ({"rope_parameters": [1]}, r"rope_parameters=\[1\]: must be an object or null"),
+    "theta": ({"rope_theta": "x"}, "rope_theta=x: must be a number above 0"),
+    "eps": ({"rms_norm_eps": "1e-6"}, "rms_norm_eps=1e-6: must be a number above 0"),
+    "heads": ({"num_key_value_heads": "2"}, "num_key_value_heads=2: must be a whole number above 0"),
+    "quantized": ({"quantization_config": {"quant_method": "fp8"}}, "quant_method=fp8: the weights are quantized"),
+}
+
+
+@pytest.mark.parametrize("case", ODD_VALUES)
+def test_odd_values_of_config_json(case: str, tmp_path: Path) -> None:
+    changes, text = ODD_VALUES[case]
+    folder = make_folder(tmp_path / "hf", shape_of(LLAMA))
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | changes))
+    with pytest.raises(ConfigError, match=text):
+        check(config_of(LLAMA, folder))
+
+
+def test_codes_of_a_quantization_and_tensors_without_a_place(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "hf", shape_of(GPT))
+    tensors = load_file(folder / "model.safetensors")
+    name = "transformer.h.0.mlp.c_fc.weight"
+    save_file(tensors | {"transformer.h.0.mlp.c_fc.scale": np.ones(1, np.float32)}, folder / "model.safetensors")
+    assert check(config_of(GPT, folder)) == [f"1 tensor of {folder} not taken, such as transformer.h.0.mlp.c_fc.scale"]
+    save_file(tensors | {name: tensors[name].astype(np.int8)}, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=f"{name} is I8, a quantized type; save it as F64, F32, BF16, F16"):
+        check(config_of(GPT, folder))
+
+
+def test_weights_in_another_form(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "hf", shape_of(GPT))
+    weights = folder / "model.safetensors"
+    weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(ConfigError, match="it is a pointer of Git LFS: git lfs pull fetches the file"):
+        check(config_of(GPT, folder))
+    weights.rename(folder / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"its weights are pytorch_model\*.bin: load it with transformers"):
         check(config_of(GPT, folder))
 
 

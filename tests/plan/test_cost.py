@@ -11,8 +11,8 @@ import pytest
 from hpctrain.config.compose import Point, compose_points
 from hpctrain.errors import EXIT_CONFIG, ConfigError
 from hpctrain.plan.cost import Estimate, RunCost, run_cost, steps_for_tokens
-from hpctrain.plan.layout import Batch
 from hpctrain.plan.cost_options import COST_HELP, COST_OPTIONS, CostOptions, take_cost_options
+from hpctrain.plan.layout import Batch
 from hpctrain.plan.render_cost import render_cost
 from hpctrain.plan.run_plan import RunPlan, build_run_plan
 

@@ -6,7 +6,8 @@ import pytest
 
 from hpctrain.config.compose import compose_points
 from hpctrain.config.schema import ModelConfig
-from hpctrain.plan.model_shape import ModelShape, nearest_divisors, resolve_model_shape
+from hpctrain.plan.divisors import nearest_divisors
+from hpctrain.plan.model_shape import ModelShape, resolve_model_shape
 
 PUBLISHED = {
     # Source: DeepSpeed on Azure (2022), whose sizes the published README recomputes as 174.6, 529.6, 1008 and 2063 billion.

@@ -217,6 +217,17 @@ def test_what_the_passes_hide_costs_nothing() -> None:
     assert nvme_parts(traffic, 4, (8.0, 4.0), 3, 9.0, 0.0)["NVMe in the passes"] == 0.0
 
 
+def test_zero_cache_is_fitted_by_the_gpu_where_host_memory_is_small() -> None:
+    plan = plan_of("model=175b", "nodes=16", "parallelism=zero_cache", "hardware.host_memory_gib=130")
+    assert not plan.problems
+    assert any("fit_offload_ratio: 0.25" in note for note in plan.assumptions)
+
+
+def test_zero_cache_fits_no_ratio_below_stage_3() -> None:
+    (problem,) = plan_of("model=tiny", "nodes=1", "parallelism=zero_cache", "parallelism.zero_stage=2").problems
+    assert str(problem).startswith("parallelism.fit_offload_ratio=true: needs ZeRO stage 3, here it is 2")
+
+
 def test_zero_cache_on_a_processor_moves_all() -> None:
     plan = plan_of("model=tiny", "nodes=1", "hardware=cpu", "parallelism=zero_cache")
     assert "1, all of the optimizer's state is moved: the hardware states no GPU memory" in " ".join(plan.assumptions)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -188,14 +190,14 @@ def test_two_at_once(tmp_path: Path) -> None:
 def test_a_lock_of_a_folder_that_was_removed_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "out.partial"
     folder.mkdir()
-    flock = partial.fcntl.flock
+    flock = fcntl.flock
 
     def other_ends_first(stream: Any, how: int) -> None:
         partial.remove_work(folder)
         folder.mkdir()
         flock(stream, how)
 
-    monkeypatch.setattr(partial.fcntl, "flock", other_ends_first)
+    monkeypatch.setattr(fcntl, "flock", other_ends_first)
     with pytest.raises(PrepareError, match="another prepare is at work"), partial.locked(folder):
         pass
     folder.rmdir()
@@ -243,7 +245,7 @@ def test_killed_while_its_folder_was_removed(tmp_path: Path, monkeypatch: pytest
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(partial.shutil, "rmtree", half)
+        patch.setattr(shutil, "rmtree", half)
         make([tmp_path / "a.txt"], tmp_path / "out")
     make([tmp_path / "a.txt"], tmp_path / "out", force=True)
     assert documents_of(tmp_path / "out") == [[97, 256]]

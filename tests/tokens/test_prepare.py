@@ -128,9 +128,9 @@ def test_an_input_that_is_wrong_ends_it_with_its_place(tmp_path: Path) -> None:
     damaged = [b"PAR1", b"PAR1" + b"\xff" * 40 + (40).to_bytes(4, "little") + b"PAR1"]
     for content in damaged:  # the second is none of Arrow's own errors
         (tmp_path / "c.parquet").write_bytes(content)
-        with pytest.raises(HpctrainError, match=r"c.parquet: .*it is no Parquet, or truncated") as caught:
+        with pytest.raises(HpctrainError, match=r"c.parquet: .*it is no Parquet, or truncated") as refused:
             make([tmp_path / "c.parquet"], tmp_path / "other")
-        assert caught.value.exit_code == 2
+        assert refused.value.exit_code == 2
         shutil.rmtree(tmp_path / "other.partial")
     words = {"type": "WordLevel", "vocab": {"a": 0, "</s>": 1}, "unk_token": "[UNK]"}
     (tmp_path / "t.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": words}))

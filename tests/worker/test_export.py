@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from hpctrain.cli import run as run_words
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.huggingface.folder import folder_problems, read_folder
 from hpctrain.record.files import write_text
 from hpctrain.record.frozen_config import config_text
@@ -155,7 +156,58 @@ def test_a_folder_that_is_there_a_damaged_file_and_no_room(tmp_path: Path, monke
         run_words(words)
     assert not list(tmp_path.glob("out*"))
     (tmp_path / "out.partial").mkdir()
+    with pytest.raises(
+        ConfigError, match=r"out.partial is there already, from an export that is under way or was killed"
+    ):
+        run_words([*words, "--no-check"])
+    (tmp_path / "out.partial").rmdir()
+    out.symlink_to("nowhere")
+    with pytest.raises(ConfigError, match="out: is there already"):
+        run_words([*words, "--no-check"])
+    out.unlink()
     exported(run, out, "--no-check")
+
+
+def test_a_disk_that_fills_up_while_it_is_written(tmp_path: Path) -> None:
+    run, _ = composed_run(tmp_path, GPT, (3, 2, 1))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(LaunchError, match=r"model.safetensors: .*File too large"):
+            run_words(["export", str(run.root), "--out", str(tmp_path / "out")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_checkpoint_that_the_run_removes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = composed_run(tmp_path, GPT, (3, 2, 1))
+    (folder,) = run.checkpoints.iterdir()
+    monkeypatch.setattr("hpctrain.worker.export.check_expressible", lambda saved: shutil.rmtree(folder))
+    with pytest.raises(
+        LaunchError, match=r"step-00000007: is not there any more: a run keeps training.keep_checkpoints"
+    ):
+        run_words(["export", str(run.root), "--out", str(tmp_path / "out")])
+
+
+def test_a_newer_checkpoint_that_cannot_be_used_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, _ = composed_run(tmp_path, GPT, (3, 2, 1))
+    (folder,) = run.checkpoints.iterdir()
+    shutil.copytree(folder, run.checkpoints / "step-00000008")
+    next((run.checkpoints / "step-00000008").glob("*.pt")).unlink()
+    exported(run, tmp_path / "out")
+    assert "note: step-00000008 cannot be used: " in capsys.readouterr().out
+
+
+def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
+    run = make_run(tmp_path, make_config(model=LLAMA))
+    state = state_of(decoder_of(shape_of(LLAMA)))
+    state["fp32"]["blocks.1.ffn_out.weight"][3, 4] = float("nan")
+    compose_checkpoint(run.checkpoints, shape_of(LLAMA), state, 3)
+    with pytest.raises(
+        ConfigError, match=r"step-00000007: blocks.1.ffn_out.weight has weights that are no numbers; --step"
+    ):
+        run_words(["export", str(run.root), "--out", str(tmp_path / "out")])
 
 
 @pytest.mark.parametrize("model", [MODELS[name][0] for name in MODELS], ids=list(MODELS))

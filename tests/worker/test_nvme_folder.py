@@ -55,6 +55,26 @@ def test_each_rank_of_each_start_has_its_own(tmp_path: Path, env: RankEnv, capsy
     assert list(make_folder(need_of(tmp_path), env).iterdir()) == []
 
 
+def test_former_starts_of_the_job_are_removed(tmp_path: Path, env: RankEnv) -> None:
+    env = replace(env, attempt=3)
+    need = need_of(tmp_path)
+    former = [folder_of(need, replace(env, attempt=2, rank=rank)) for rank in (5, 6)]
+    others = [folder_of(need, replace(env, rank=6)), folder_of(need, replace(env, job_id=f"{env.job_id}0", attempt=1))]
+    for folder in (*former, *others):
+        folder.mkdir()
+    make_folder(need, env)
+    assert not any(folder.exists() for folder in former)
+    assert all(folder.is_dir() for folder in others)
+
+
+def test_user_without_a_name(tmp_path: Path, env: RankEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    assert f"-{os.getuid()}-" in folder_of(need_of(tmp_path), env).name
+
+
 def test_missing(tmp_path: Path, env: RankEnv) -> None:
     wanted = r"parallelism\.nvme_path=.*/none: node n1: there is no such folder; nearest: make it on every node"
     with pytest.raises(RankEnvironmentError, match=wanted):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from collections.abc import Iterable
 
 import psutil
 
 from hpctrain.errors import LaunchError
 from hpctrain.launch.status.verdict import Verdict, of_marker
+from hpctrain.plan.own_variables import GUARD_MODULE
 from hpctrain.record.close_attempt import Ending, close_attempt
 from hpctrain.record.end_evidence import EndEvidence
 from hpctrain.record.paths import RunPaths
@@ -77,10 +79,25 @@ def _end_processes(controller: psutil.Process, is_script: bool) -> str:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
     _, alive = psutil.wait_procs(members, timeout=_CANCEL_GRACE_S)
-    for process in alive:
+    guards = [process for process in alive if _is_guard(process)]
+    _kill(process for process in alive if process not in guards)
+    # A guard removes what its killed rank leaves on disk, and ends by itself.
+    _, stuck = psutil.wait_procs(guards, timeout=_CANCEL_GRACE_S)
+    _kill(stuck)
+    return f"ended process {controller.pid} and the {len(members) - 1} below it"
+
+
+def _is_guard(process: psutil.Process) -> bool:
+    try:
+        return GUARD_MODULE in process.cmdline()
+    except psutil.Error:
+        return False
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    return f"ended process {controller.pid} and the {len(members) - 1} below it"
 
 
 def process_tree(root: psutil.Process) -> list[psutil.Process]:
