@@ -107,7 +107,9 @@ def ramp_problems(ramp: BatchRampConfig, full: int, per_micro_step: int) -> list
             problems.append(_problem(name, value, rule, _multiples(value, per_micro_step, full)))
     if ramp.start >= full:
         rule = f"must be below training.global_batch_size={full}, to which it grows"
-        fix = f"nearest: {full - per_micro_step}" if full > per_micro_step else "leave training.batch_ramp out"
+        fix = f"set training.global_batch_size={ramp.start + ramp.increment} or more"
+        if full > per_micro_step:
+            fix = f"nearest: {full - per_micro_step}, or {fix}"
         return [*problems, _problem("start", ramp.start, rule, fix)]
     rest = (full - ramp.start) % ramp.increment
     if not problems and rest:

@@ -28,7 +28,7 @@ def value_problems(config: Config, shape: ModelShape, seq_len: int) -> list[Prob
             Problem("nodes", str(config.nodes), "cluster=local is this one machine", "nearest: 1, or cluster=slurm")
         )
     training = config.training
-    if training.min_learning_rate > training.learning_rate:
+    if training.decay != "constant" and training.min_learning_rate > training.learning_rate:
         problems.append(
             Problem(
                 "training.min_learning_rate",

@@ -186,6 +186,10 @@ class TrackerProblem:
     text: str
 
 
+TRACKERS_END_S = {"completed": 60.0, "stopped": 20.0, "failed": 10.0}
+"""By how an attempt ended: seconds that the end of rank 0 waits for trackers to take the last records."""
+
+
 @dataclass(frozen=True)
 class TrackersRecord:
     """``trackers.json``: under which ids trackers know the run, written by ``hpctrain.track``."""

@@ -20,13 +20,16 @@ from hpctrain.errors import HpctrainError
 from hpctrain.record.frozen_config import parse_config
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import StepsFile, ValidationsFile, read_plan
+from hpctrain.record.schema import TRACKERS_END_S
 from hpctrain.secret_text import redact_text
-from hpctrain.track.feed import Feed
+from hpctrain.track.feed import FeedThread
 from hpctrain.track.known_runs import KnownRuns
 from hpctrain.track.points import Point, step_point, validation_point
 from hpctrain.track.tracker import Ending, RunFacts, Tracker
 
 _POLL_S = 2.0
+_LEFT_SHARE = 0.9
+"""Of the time that rank 0 waits at its end: then a tracker that does not answer is told, before rank 0 kills this process."""
 _ENDINGS: dict[str, Ending] = {"completed": "completed", "failed": "failed", "stopped": "stopped"}
 
 
@@ -52,7 +55,7 @@ class Records:
         return sorted(steps + validations, key=lambda point: point.step)
 
 
-def feeds(config: Config, facts: RunFacts) -> list[Feed]:
+def feeds(config: Config, facts: RunFacts) -> list[FeedThread]:
     """One for each tracker that is on; nothing is imported before its first point."""
     known = KnownRuns(facts.paths, facts.attempt)
 
@@ -81,7 +84,7 @@ def feeds(config: Config, facts: RunFacts) -> list[Feed]:
         return run
 
     openers = {"tensorboard": open_tensorboard, "wandb": open_wandb, "mlflow": open_mlflow}
-    return [Feed(name, openers[name], tell) for name in config.track.names]
+    return [FeedThread(name, openers[name], tell) for name in config.track.names]
 
 
 def facts_of(paths: RunPaths, attempt: int, first_step: int) -> tuple[Config, RunFacts]:
@@ -129,9 +132,15 @@ def main(words: list[str]) -> None:
             print(f"hpctrain: warning: track: {error}", flush=True)
             points = []
         for feed in active:
-            feed.add(points, time.monotonic())
+            feed.add(points)
+    ends_at = time.monotonic() + _LEFT_SHARE * TRACKERS_END_S[ending]
     for feed in active:
-        feed.close(ending, time.monotonic())
+        feed.close(ending)
+    for feed in active:
+        feed.wait(ends_at - time.monotonic())
+    # Libraries would wait at exit for what does not answer.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

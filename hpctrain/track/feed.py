@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
 from collections.abc import Callable, Sequence
 
 from hpctrain.track.points import Point
@@ -82,3 +85,37 @@ class Feed:
             self._failures = min(self._failures + 1, 10)
         else:
             self._failures = 0
+
+
+class FeedThread:
+    """A feed in a thread of its own: one whose server does not answer holds up neither the others nor the end."""
+
+    def __init__(self, name: str, open_tracker: Callable[[], Tracker], tell: Callable[[str, str], None]) -> None:
+        """As of ``Feed``."""
+        self._name, self._tell = name, tell
+        self._feed = Feed(name, open_tracker, tell)
+        self._told: queue.SimpleQueue[Sequence[Point] | Ending] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"track.{name}", daemon=True)
+        self._thread.start()
+
+    def add(self, points: Sequence[Point]) -> None:
+        """Has it hand on the points, and what waits; returns at once."""
+        self._told.put(points)
+
+    def close(self, ending: Ending) -> None:
+        """Has it mark the end; returns at once."""
+        self._told.put(ending)
+
+    def wait(self, limit_s: float) -> None:
+        """Till the end is marked; one that is not there at the limit is told, and must be left behind."""
+        self._thread.join(max(0.0, limit_s))
+        if self._thread.is_alive():
+            self._tell(self._name, "did not take the last points before the end of the attempt; steps.jsonl has all")
+
+    def _run(self) -> None:
+        while True:
+            told = self._told.get()
+            if isinstance(told, str):
+                self._feed.close(told, time.monotonic())
+                return
+            self._feed.add(told, time.monotonic())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from dataclasses import replace
 
@@ -15,11 +16,12 @@ _KEPT_PROBLEMS = 20
 
 
 class KnownRuns:
-    """Reads the file once, and replaces it at each change."""
+    """Reads the file once, and replaces it at each change; for all threads."""
 
     def __init__(self, paths: RunPaths, attempt: int) -> None:
         self._path = paths.trackers
         self._attempt = attempt
+        self._lock = threading.RLock()
         self._record = TrackersRecord(SCHEMA_VERSION)
         if self._path.exists():
             try:
@@ -29,21 +31,24 @@ class KnownRuns:
 
     def wandb_id(self) -> str:
         """Of the run; made at the first call."""
-        if self._record.wandb_id is None:
-            self._keep(replace(self._record, wandb_id=secrets.token_hex(4)))
-        assert self._record.wandb_id is not None
-        return self._record.wandb_id
+        with self._lock:
+            if self._record.wandb_id is None:
+                self._keep(replace(self._record, wandb_id=secrets.token_hex(4)))
+            assert self._record.wandb_id is not None
+            return self._record.wandb_id
 
     def mlflow_run_id(self, tracking_uri: str) -> str | None:
         """Of the run on this server; None: it does not know it yet."""
         return self._record.mlflow_run_id if self._record.mlflow_uri == tracking_uri else None
 
     def set_mlflow_run(self, tracking_uri: str, run_id: str) -> None:
-        self._keep(replace(self._record, mlflow_uri=tracking_uri, mlflow_run_id=run_id))
+        with self._lock:
+            self._keep(replace(self._record, mlflow_uri=tracking_uri, mlflow_run_id=run_id))
 
     def add_problem(self, tracker: str, text: str) -> None:
         problem = TrackerProblem(self._attempt, tracker, time.time(), text)
-        self._keep(replace(self._record, problems=(*self._record.problems, problem)[-_KEPT_PROBLEMS:]))
+        with self._lock:
+            self._keep(replace(self._record, problems=(*self._record.problems, problem)[-_KEPT_PROBLEMS:]))
 
     def _keep(self, record: TrackersRecord) -> None:
         self._record = record

@@ -17,11 +17,13 @@ _METRICS_A_CALL = 1000
 _PARAMS_A_CALL = 100
 _LONGEST_VALUE = 500
 """Letters of a parameter. Source for all three: MLflow's REST API, «Log Batch», request limits."""
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+"""Retries of a call, and seconds. Its own 7 and 120 say nothing for minutes of a server that is not there; stated ones win."""
 _STATUS = {"completed": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
 class MlflowRun:
-    """Written through the tracking client; MLflow's own retries apply."""
+    """Written through the tracking client, which tries a call again a few times."""
 
     def __init__(self, config: MlflowConfig, facts: RunFacts, run_id: str | None) -> None:
         """Begins the run, or goes on with it.
@@ -37,6 +39,8 @@ class MlflowRun:
         if config.tracking_uri.startswith("file:"):
             # MLflow 3.17 takes a folder only where this says that it is meant.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        for name, value in _PATIENCE.items():
+            os.environ.setdefault(name, value)
         self._client = MlflowClient(tracking_uri=config.tracking_uri)
         self.run_id = run_id or self._create(config, facts)
         """To be kept for the next attempt."""

@@ -6,15 +6,14 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hpctrain.plan.own_variables import RANK_PROCESS_VARIABLE
+from hpctrain.record.schema import TRACKERS_END_S
 from hpctrain.worker.end_reasons import StoppedBySignalError
 from hpctrain.worker.rank_guard import RankGuard
 from hpctrain.worker.rank_start import Rank
-
-_END_S = {"completed": 60.0, "stopped": 20.0, "failed": 10.0}
-"""How long the end of the rank waits for trackers to take the last records."""
 
 
 @contextlib.contextmanager
@@ -35,7 +34,7 @@ def trackers(rank: Rank, first_step: int, guard: RankGuard) -> Iterator[None]:
     process = _start(rank, first_step)
     ending = "failed"
     # Also where the watchdog or a deadline ends this process from another thread.
-    guard.wait_at_end(process, _END_S[ending])
+    guard.wait_at_end(process, TRACKERS_END_S[ending])
     try:
         yield
         ending = "completed"
@@ -43,12 +42,23 @@ def trackers(rank: Rank, first_step: int, guard: RankGuard) -> Iterator[None]:
         ending = "stopped"
         raise
     finally:
-        # A process that has ended already has said why.
+        _tell_if_ended(process, rank.config.track.names)
         with contextlib.suppress(OSError):
             assert process.stdin is not None
             process.stdin.write(f"{ending}\n".encode())
             process.stdin.close()
-        guard.wait_at_end(process, _END_S[ending])
+        guard.wait_at_end(process, TRACKERS_END_S[ending])
+
+
+def _tell_if_ended(process: subprocess.Popen[bytes], names: Sequence[str]) -> None:
+    """Before it is told the end, the process ends by an error that it has printed, or is killed, of which it can say nothing."""
+    code = process.poll()
+    if code is not None:
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        print(
+            f"hpctrain: warning: the process of track.{', track.'.join(names)} {how}; what they lack is in steps.jsonl",
+            flush=True,
+        )
 
 
 def _start(rank: Rank, first_step: int) -> subprocess.Popen[bytes]:
@@ -58,6 +68,8 @@ def _start(rank: Rank, first_step: int) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH", ""))))
     # No tracker needs a GPU, and none shall find one.
     environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "CUDA_VISIBLE_DEVICES": ""}
+    # The guard of a killed rank ends at once what has this mark; trackers take the last records first, and end by themselves.
+    environment.pop(RANK_PROCESS_VARIABLE, None)
     command = [sys.executable, "-m", "hpctrain.track", str(rank.paths.root), *numbers]
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
 

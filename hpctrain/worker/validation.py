@@ -53,11 +53,13 @@ class Validation:
         self.num_batches = min(training.validation_batches, sequences.num_windows // size)
         """Global batches of one validation."""
         if self.num_batches == 0:
+            unit = self._batch.micro_batch_size * layout.data_parallel_degree
+            largest = sequences.num_windows // unit * unit
             raise DataError(
                 f"training.validation_interval={training.validation_interval}: {sequences.num_windows:,} sequences of"
                 f" {self._batch.seq_len:,} tokens are held out, and a validation takes a global batch of {size:,}; hold out more"
-                f" (data.validation_fraction or data.validation_path), or set training.global_batch_size={sequences.num_windows}"
-                " or less"
+                " (data.validation_fraction or data.validation_path)"
+                + (f", or set training.global_batch_size={largest}" if largest else "")
             )
         self._batches = TokenBatches(sequences, self._batch, layout.place(rank).data, layout.data_parallel_degree)
         self._is_pipeline = layout.pipeline_parallel_size > 1

@@ -80,7 +80,11 @@ def test_without_a_ramp_every_step_has_the_full_batch() -> None:
         ((6, 4, 100), "start", ["start=6: must be a multiple of", "= 4 (6 mod 4 = 2)", "nearest: 4, 8"]),
         ((4, 6, 100), "increment", ["increment=6: must be a multiple of", "nearest: 4, 8"]),
         ((1, 4, 100), "start", ["start=1", "nearest: 4"]),
-        ((16, 4, 100), "start", ["must be below training.global_batch_size=16", "nearest: 12"]),
+        (
+            (16, 4, 100),
+            "start",
+            ["must be below training.global_batch_size=16", "nearest: 12, or", "global_batch_size=20"],
+        ),
         ((4, 8, 100), "increment", ["16 - 4 = 12 (12 mod 8 = 4)", "nearest: 4, 12"]),
     ],
 )
@@ -90,6 +94,12 @@ def test_what_makes_no_ramp_is_told_with_the_nearest_that_does(
     (problem,) = ramp_problems(BatchRampConfig(*ramp), 16, 4)
     assert problem.key == f"training.batch_ramp.{key}"
     assert all(text in str(problem) for text in texts), str(problem)
+
+
+def test_a_batch_of_one_micro_step_has_the_larger_batch_as_its_fix() -> None:
+    (problem,) = ramp_problems(BatchRampConfig(4, 4, 100), 4, 4)
+    assert str(problem).endswith("to which it grows; set training.global_batch_size=8 or more")
+    assert ramp_problems(BatchRampConfig(4, 4, 100), 8, 4) == []
 
 
 def test_the_nearest_values_work() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -126,6 +127,21 @@ def test_a_tracker_that_fails_is_told_once_and_the_others_go_on(tmp_path: Path) 
     problems = read_record(run.trackers, TrackersRecord).problems
     assert [(problem.attempt, problem.tracker) for problem in problems] == [(1, "mlflow"), (1, "mlflow")]
     assert len(read_tensorboard(run.tensorboard)["scalars"]["train/loss"]) == 2
+
+
+def test_a_server_that_never_answers_holds_up_neither_the_others_nor_the_end(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        run = tracked_run(tmp_path, TrackConfig(True, WandbConfig("p", "offline"), MlflowConfig(uri, "x")))
+        started_s = time.monotonic()
+        out = follow(run, 1, 1, [step(1), step(2)], "failed\n")
+    assert time.monotonic() - started_s < 40
+    assert (
+        out.count("track.mlflow: did not take the last points before the end of the attempt; steps.jsonl has all") == 1
+    )
+    assert [problem.tracker for problem in read_record(run.trackers, TrackersRecord).problems] == ["mlflow"]
+    assert len(read_tensorboard(run.tensorboard)["scalars"]["train/loss"]) == 2
+    assert [found["exit_code"] for found in read_wandb(run.root)] == [1]
 
 
 def test_a_missing_package_is_told_with_its_extra(tmp_path: Path) -> None:
