@@ -18,7 +18,7 @@ ALLOWED = {
     "text_files": {"errors", "config.schema"},
     "token_corpora": {"errors", "config.schema", "plan.data_rules", "tokens"},
     "tokens": {"errors", "units", "text_table", "config.strict_values", "record.files", "tokens"},
-    "huggingface": {"errors", "config.schema", "plan", "record.files", "tokens", "huggingface"},
+    "huggingface": {"errors", "units", "config.schema", "plan", "record.files", "tokens", "huggingface"},
     "config": {"errors", "secret_text", "config"},
     "plan": {"errors", "secret_text", "units", "config.schema", "plan"},
     "record": {"errors", "secret_text", "units", "config.schema", "config.build", "plan", "record"},
