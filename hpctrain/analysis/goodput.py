@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hpctrain.analysis.name_lists import joined_names
-from hpctrain.analysis.wall_clock import AttemptTime, attempt_time, duration_problem, fits
+from hpctrain.analysis.wall_clock import AttemptTime, attempt_time, duration_problem, fits, ranks_of
 
 PARTS = {
     "setup_s": "set-up, until the first step starts",
@@ -85,7 +85,8 @@ def goodput(runs: pd.DataFrame, steps: pd.DataFrame, attempts: pd.DataFrame) -> 
         same_run = before is not None and before[0] == attempt["folder"]
         row["wait_s"] = max(0.0, time.start_s - before[1]) if before is not None and same_run else 0.0
         before = (attempt["folder"], time.end_s)
-        rows.append(row | _cost(row, gpus.get(attempt["folder"], pd.NA)))
+        measured, planned = attempt["world_size"], gpus.get(attempt["folder"], pd.NA)
+        rows.append(row | _cost(row, planned if pd.isna(planned) or pd.isna(measured) else ranks_of(measured, planned)))
     table = _typed(pd.DataFrame(rows, columns=ATTEMPT_COLUMNS))
     unknown = _unknown_runs(runs, attempts, table, set(steps_of))
     messages += unknown.values()
@@ -233,7 +234,7 @@ def _by_run(attempts: pd.DataFrame, unknown: set[str]) -> pd.DataFrame:
                 "run": group["run"].iloc[0],
                 "num_attempts": len(group),
                 "end_reason": group["end_reason"].iloc[-1],
-                "gpus": group["gpus"].iloc[0],
+                "gpus": group["gpus"].iloc[-1],
                 "goodput_share": _share(totals["curve_s"], totals["wall_s"]),
             }
         )

@@ -34,10 +34,10 @@ def summarise(data: RunData) -> RunSummary:
     planned = _with_planned(row, data.plan)
     # Damaged numbers may be as large as a double; what then becomes infinite is told below.
     with np.errstate(over="ignore", invalid="ignore"):
-        wall = wall_clock(data.attempts, steps)
+        wall = wall_clock(data.attempts, steps, data.plan.layout.world_size)
         row = _with_speeds(_with_recorded(planned, data, steps), data.plan, steps)
-        if wall.wall_s is not None and data.all_attempts_are_known:
-            row = replace(row, gpu_hours=wall.wall_s * data.plan.layout.world_size / 3600)
+        if wall.rank_s is not None and data.all_attempts_are_known:
+            row = replace(row, gpu_hours=wall.rank_s / 3600)
             if not num_missing_steps(row, steps):  # what lines are missing would count as lost time
                 row = replace(row, wall_tokens_per_s=wall.tokens_per_s, lost_time_share=wall.lost_time_share)
     beyond = number_problem(vars(row))

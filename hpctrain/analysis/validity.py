@@ -91,6 +91,9 @@ def invalid_reasons(summary: RunSummary, data: RunData, contradiction: str) -> l
             "none" if size is None else str(size) for size in world_sizes(data.attempts, data.attempts_on_curve)
         )
         reasons.append(f"world size {summary.gpus} planned, {' and '.join(measured) or 'none'} measured")
+    forms = {attempt.form for attempt in data.attempts if attempt.attempt in data.attempts_on_curve and attempt.form}
+    if len(forms) > 1:
+        reasons.append(f"its attempts took steps in {len(forms)} forms: {' and '.join(sorted(forms))}")
     tokens = data.columns["tokens"][data.columns["steady"]]
     other = tokens[tokens != summary.tokens_per_step]
     if len(other):

@@ -132,6 +132,8 @@ class WallClock:
     """Of all attempts together; the time between attempts is not counted. None: not known."""
 
     wall_s: float | None = None
+    rank_s: float | None = None
+    """Of each attempt its seconds times its ranks."""
     tokens_per_s: float | None = None
     """Tokens of the curve over ``wall_s``."""
     lost_time_share: float | None = None
@@ -140,7 +142,7 @@ class WallClock:
     """Why the times cannot all be true."""
 
 
-def wall_clock(attempts: Sequence[AttemptRecord], steps: Mapping[str, NDArray[Any]]) -> WallClock:
+def wall_clock(attempts: Sequence[AttemptRecord], steps: Mapping[str, NDArray[Any]], num_ranks: int) -> WallClock:
     """Wall-clock time and throughput of one run: the sum of ``attempt_time`` over its attempts.
 
     Steps of an attempt without a record leave all unknown.
@@ -148,22 +150,23 @@ def wall_clock(attempts: Sequence[AttemptRecord], steps: Mapping[str, NDArray[An
     Args:
         attempts: every start of the run.
         steps: columns attempt, tokens and those of ``attempt_time``; by (attempt, step).
+        num_ranks: of an attempt that measured none.
 
     30 s of two attempts, of which one step of 10 s and 50 tokens counts:
 
-    >>> failed = AttemptRecord(1, 1, "7", "failed", started_at_s=100.0, ended_at_s=115.0)
+    >>> failed = AttemptRecord(1, 1, "7", "failed", started_at_s=100.0, ended_at_s=115.0, world_size=4)
     >>> again = AttemptRecord(1, 2, "7", "completed", started_at_s=200.0, ended_at_s=215.0)
     >>> columns = {"attempt": [1, 2], "step": [1, 1], "time_s": [112, 213], "step_time_s": [10, 10], "tokens": [50, 50]}
     >>> columns |= {"superseded": [True, False], "dead": [False, False]}
-    >>> wall = wall_clock([failed, again], {name: np.array(column) for name, column in columns.items()})
-    >>> wall.wall_s, wall.tokens_per_s, round(wall.lost_time_share, 3)
-    (30.0, 1.6666666666666667, 0.667)
+    >>> wall = wall_clock([failed, again], {name: np.array(column) for name, column in columns.items()}, 2)
+    >>> wall.wall_s, wall.rank_s, wall.tokens_per_s, round(wall.lost_time_share, 3)
+    (30.0, 90.0, 1.6666666666666667, 0.667)
     """
     bounds = attempt_bounds(steps["attempt"])
     places = {int(steps["attempt"][start]): slice(start, end) for start, end in pairwise(bounds.tolist())}
     if not attempts or set(places) - {attempt.attempt for attempt in attempts}:
         return WallClock()
-    wall_s = curve_s = 0.0
+    wall_s = rank_s = curve_s = 0.0
     for attempt in attempts:
         place = places.get(attempt.attempt, slice(0, 0))
         time = attempt_time(
@@ -172,14 +175,20 @@ def wall_clock(attempts: Sequence[AttemptRecord], steps: Mapping[str, NDArray[An
         if problem := _time_problem(time):
             return WallClock(contradiction=f"attempt {attempt.attempt} {problem}")
         wall_s += time.wall_s
+        rank_s += time.wall_s * ranks_of(attempt.world_size, num_ranks)
         curve_s += time.curve_s
     if wall_s == 0:
-        return WallClock(wall_s=0.0)
+        return WallClock(wall_s=0.0, rank_s=0.0)
     if not fits(curve_s, wall_s):
         text = f"its steps take {curve_s:,.4g} s and all attempts together {wall_s:,.4g} s"
         return WallClock(contradiction=f"{text}: the time stamps contradict each other")
     tokens = float(steps["tokens"][~steps["superseded"]].sum(dtype=float))
-    return WallClock(wall_s, tokens / wall_s, max(0.0, 1 - curve_s / wall_s))
+    return WallClock(wall_s, rank_s, tokens / wall_s, max(0.0, 1 - curve_s / wall_s))
+
+
+def ranks_of(measured: int | None, planned: int) -> int:
+    """Ranks of one attempt: as measured, where it came so far; a run may have gone on with other ones than it began with."""
+    return measured if measured is not None and measured > 0 else planned
 
 
 _STEP_COLUMNS = ("step", "time_s", "step_time_s", "superseded", "dead")

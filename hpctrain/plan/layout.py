@@ -52,15 +52,19 @@ class Layout:
         return self.data_parallel_degree * self.sequence_parallel_size
 
     @property
-    def degrees_text(self) -> str:
-        """Every degree that is above 1, and the data-parallel one."""
-        others = {
+    def model_parallel_texts(self) -> list[str]:
+        """Every degree above 1 but the data-parallel one."""
+        degrees = {
             "tensor": self.tensor_parallel_size,
             "sequence": self.sequence_parallel_size,
             "pipeline": self.pipeline_parallel_size,
         }
-        shown = {"data": self.data_parallel_degree} | {name: size for name, size in others.items() if size > 1}
-        return ", ".join(f"{name} parallel {size:,}" for name, size in shown.items())
+        return [f"{name} parallel {size:,}" for name, size in degrees.items() if size > 1]
+
+    @property
+    def degrees_text(self) -> str:
+        """Every degree that is above 1, and the data-parallel one."""
+        return ", ".join((f"data parallel {self.data_parallel_degree:,}", *self.model_parallel_texts))
 
     def place(self, rank: int) -> RankPlace:
         """Where a rank stands.

@@ -46,6 +46,9 @@ from hpctrain.secret_text import redact_text
 PLAN_SCHEMA_VERSION = 1
 
 
+_OFFLOADED = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
+
+
 @dataclass(frozen=True)
 class RunPlan:
     """Complete: what is printed is what runs. A plan with problems is not submitted, unless memory is all and it is forced."""
@@ -99,6 +102,14 @@ class RunPlan:
     """Blocks are compiled; runs of before this was possible do not say."""
     azureml: AzureMlRequest | None = None
     """What AzureML would be asked for, where the job goes there."""
+
+    @property
+    def form(self) -> str:
+        """How a step is spread over ranks and tiers, world size apart: of speeds that are one all are in one form."""
+        zero = self.ds_config.get("zero_optimization", {})
+        tiers = [f"{what} on {zero[key]['device']}" for what, key in _OFFLOADED.items() if key in zero]
+        words = (f"stage {self.zero_stage}", *self.layout.model_parallel_texts, *tiers)
+        return f"{self.parallelism_name} ({', '.join(words)}), micro batch {self.batch.micro_batch_size}"
 
     def blocking_problems(self, force: bool) -> tuple[Problem, ...]:
         """What keeps it from being submitted; ``force`` lets pass what is short by the estimate or by the site's word."""

@@ -46,10 +46,11 @@ def open_attempt(run: RunPaths, start: Start, host: str, now_s: float, is_alive:
         LaunchError: another attempt runs: two trainings must not write one folder.
     """
     while True:
+        # Before the look at who runs: of an attempt that begins after it the number is taken, and one looks again.
+        number = max(attempt_numbers(run), default=0) + 1
         for attempt in unclosed_attempts(run):
             _close_lost(run, attempt, start.job_id, now_s, is_alive)
         refusal = refusal_of(start, read_each_attempt(run).attempts)
-        number = max(attempt_numbers(run), default=0) + 1
         record = AttemptRecord(
             SCHEMA_VERSION,
             number,

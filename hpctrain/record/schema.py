@@ -152,6 +152,8 @@ class AttemptRecord:
     failed_node: str | None = None
     world_size: int | None = None
     """As measured by a collective, not as planned."""
+    form: str = ""
+    """How a step was spread (``RunPlan.form``): a resume may have changed it. Empty in records of earlier versions."""
     nodes: tuple[NodeRecord, ...] = ()
     master_addr: str = ""
     master_port: int | None = None

@@ -153,6 +153,7 @@ def _meet(rank: Rank, device: torch.device, stop: StopSignal) -> AttemptRecord:
         state="running",
         started_at_s=rank.started_at_s,
         world_size=world.size,
+        form=rank.plan.form,
         nodes=world.nodes,
         master_addr=env.master_addr,
         master_port=env.master_port,

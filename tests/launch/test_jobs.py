@@ -48,6 +48,15 @@ def test_one_row_has_all_numbers(slurm: FakeSlurm, tmp_path: Path) -> None:
     assert not row.is_over
 
 
+def test_the_time_of_a_step_is_the_newest_attempts(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """It may have been resumed on other ranks."""
+    slow = Attempt([30.0] * 15, end={"state": "failed", **BROKEN})
+    run = submitted_run(tmp_path / "run", "7", [slow, Attempt([2.0, 1.0, 1.0], first_step=16, end=CUT_OFF.end)])
+    slurm.queue((run, "7", "RUNNING"))
+    (row,) = StatusBoard([run]).look(now_s=2000.0)
+    assert (row.step, row.step_time_s) == (18, 1.0)
+
+
 def test_the_failed_rank_its_node_and_its_code_are_fields(slurm: FakeSlurm, tmp_path: Path) -> None:
     run = submitted_run(tmp_path / "run", "7", [FAILED])
     (row,) = collect_status([run])

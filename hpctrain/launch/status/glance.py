@@ -70,7 +70,7 @@ class StepsTail:
 
     last: StepRecord | None = None
     step_time_s: float | None = None
-    """Median of the last twenty."""
+    """Median of the newest attempt's, at most of the last twenty: a resume may have changed how a step is spread."""
     ended_at_s: dict[int, float] = field(default_factory=dict)
     """By attempt the moment of its last step, as far as these lines go back."""
     size_bytes: int = 0
@@ -213,6 +213,7 @@ def _summary(lines: Sequence[bytes], size_bytes: int) -> StepsTail:
             attempt, time_s, step_time_s = record.attempt, record.time_s, record.step_time_s
         else:
             attempt, time_s, step_time_s = int(match[1]), float(match[2]), float(match[3])
-        times_s.append(step_time_s)
+        if attempt == last.attempt:
+            times_s.append(step_time_s)
         ended_at_s.setdefault(attempt, time_s)
     return StepsTail(last, statistics.median(times_s) if times_s else None, ended_at_s, size_bytes)
