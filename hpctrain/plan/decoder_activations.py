@@ -2,6 +2,7 @@
 
 Counted from hpctrain/worker/model/decoder.py operator by operator: what torch's autograd saves, and what its backward functions
 hold at once. Fused attention and fused norms keep no score matrix and no copy. Left out: scratch inside of the kernels.
+On a CPU torch 2.13 composes RMSNorm of plain operators: these keep its input and the scaled input, both in fp32.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class DecoderActivations:
         self._is_selective = work.checkpointing == "selective"
         # Outputs of norms that are kept: one before attention, one before the feed-forward.
         self._norm = 0 if self._is_selective else shape.hidden_size
+        self._has_fused_norm = not self._is_llama or work.hardware.device == "cuda"
         self._is_offloaded = work.offload_activations
         self._last_block = shape.num_layers // work.layout.pipeline_parallel_size - 1
         self._is_split = tp > 1
@@ -71,6 +73,18 @@ class DecoderActivations:
         """Bytes: the sum of exponentials of each head, and of each norm one or two numbers a token, in fp32."""
         return self._tokens * _FP32 * (self._heads + (2 if self._is_llama else 4))
 
+    def _of_norms(self, number: int, input_is_kept: bool) -> int:
+        """Bytes that so many norms keep beyond fused ones.
+
+        Args:
+            number: of norms.
+            input_is_kept: by others, in the training type; a fused norm keeps it itself.
+        """
+        if self._has_fused_norm:
+            return 0
+        in_fp32 = _FP32 if self._width == _FP32 else 2 * _FP32 - (0 if input_is_kept else self._width)
+        return number * self._tokens * self._hidden * in_fp32
+
     @property
     def _kept_inner(self) -> int:
         """Elements of the feed-forward: what the activation function reads, in a Llama gate and up; and what it gives out, in a
@@ -82,7 +96,8 @@ class DecoderActivations:
     def block(self) -> int:
         """What a block keeps without full recomputation, its input included."""
         outside = 2 * self._hidden + 2 * self._norm
-        return self._bytes(outside + self._attention_side + self._kept_inner) + self._statistics
+        norms = self._of_norms(2, input_is_kept=self._is_selective)
+        return self._bytes(outside + self._attention_side + self._kept_inner) + self._statistics + norms
 
     def kept_before(self, block: int) -> int:
         """What the backward pass of a block finds: all that is kept of the blocks before it, and its own input."""
@@ -119,7 +134,7 @@ class DecoderActivations:
     @property
     def ends(self) -> int:
         """The last block's output and the final norm's, which the output matrix reads."""
-        return self._bytes(2 * self._hidden)
+        return self._bytes(2 * self._hidden) + self._of_norms(1, input_is_kept=False)
 
     def block_heights(self) -> list[BlockHeight]:
         """Moments in the backward pass of a block whose own activations are there, kept or recomputed.
@@ -149,7 +164,15 @@ class DecoderActivations:
             # Selective recomputation makes the norm's output again, and gives it up before the product's gradient is there.
             (norm + second + out_gradient + split + h, 3),
         ]
-        return [BlockHeight(self._bytes(elements) + self._statistics, matrix) for elements, matrix in moments]
+        return [
+            BlockHeight(self._bytes(elements) + self._statistics + self._norms_left(matrix), matrix)
+            for elements, matrix in moments
+        ]
+
+    def _norms_left(self, matrix: int) -> int:
+        """Bytes of norms beyond fused ones until the backward pass is through them; the first one's input is the block's."""
+        first = self._of_norms(1, input_is_kept=self._is_selective or self._is_recomputed)
+        return first + (self._of_norms(1, input_is_kept=self._is_selective) if matrix < 2 else 0)
 
     def arrival_heights(self) -> tuple[int, ...]:
         """Bytes when the gradient of each matrix is handed over, in the order of the backward pass, without the block's input.
@@ -165,7 +188,9 @@ class DecoderActivations:
             norm + self._attention_side + h + q,
             2 * h,
         )
-        return tuple(self._bytes(number) + self._statistics for number in elements)
+        return tuple(
+            self._bytes(number) + self._statistics + self._norms_left(matrix) for matrix, number in enumerate(elements)
+        )
 
     @property
     def loss_forward(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from hpctrain.errors import LaunchError, RecordError
+from hpctrain.record import open_attempt as open_attempt_module
 from hpctrain.record.attempt_rules import Refusal, Start
 from hpctrain.record.files import write_record
 from hpctrain.record.open_attempt import open_attempt, open_local_attempt, with_opening
@@ -57,6 +58,24 @@ def test_of_jobs_that_start_at_once_one_gets_the_run(run: RunPaths) -> None:
     with ProcessPoolExecutor(len(jobs), multiprocessing.get_context("forkserver")) as pool:
         numbers = list(pool.map(number_or_none, [run] * len(jobs), jobs))
     assert [number for number in numbers if number is not None] == [1]
+
+
+def test_a_job_that_starts_between_the_look_and_the_creation_is_seen(
+    run: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the number by then; the next number would give the run two jobs."""
+    look = open_attempt_module.read_each_attempt
+
+    def late(paths: RunPaths) -> Any:
+        found = look(paths)
+        monkeypatch.setattr(open_attempt_module, "read_each_attempt", look)
+        assert opened(run, "other") == 1
+        return found
+
+    monkeypatch.setattr(open_attempt_module, "read_each_attempt", late)
+    with pytest.raises(LaunchError, match="attempt 1 of this run is running as job other"):
+        opened(run, "7", alive=("other",))
+    assert [record.attempt for record in read_attempts(run)] == [1]
 
 
 def number_or_none(run: RunPaths, job_id: str) -> int | Refusal | None:
