@@ -19,7 +19,9 @@ test: $(VENV)/.dev-ready ## set up everything, a sandbox Slurm, a browser and a 
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m "(train or notebook or browser) and not slurm and not long"
 	$(BIN)/python -m pytest -m slurm
 
-test-long: $(VENV)/.dev-ready ## further combinations of ranks
+test-long: $(VENV)/.dev-ready ## further combinations of ranks, and those that train with states on NVMe
+	PYTHON=$(BIN)/python sh tests/install_packages.sh
+	$(BIN)/python -m tests.native_ops
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m long
 
 style: $(VENV)/.dev-ready ## style and types

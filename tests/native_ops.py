@@ -28,3 +28,8 @@ def build_once(builder: str) -> None:
         # Of two test processes the second waits here, and then finds it.
         fcntl.flock(lock, fcntl.LOCK_EX)
         subprocess.run([sys.executable, "-c", _BUILD, builder], env=environment, check=True, timeout=_LONGEST_S)
+
+
+if __name__ == "__main__":
+    # Before the tests, of which each has five minutes.
+    build_once(ASYNC_IO)

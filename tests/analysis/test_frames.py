@@ -381,11 +381,16 @@ def test_a_start_with_the_wrong_world_size_that_made_no_step_is_forgiven(tmp_pat
 
 def test_attempts_in_two_forms_are_no_speed_of_one(tmp_path: Path) -> None:
     """A run that was resumed as zero1 on 4 ranks: each attempt costs what it held, and its steps are not compared."""
-    first = Attempt([1.0] * 10, end={"state": "failed", "end_reason": "signal", "form": "zero3 (stage 3), micro batch 2"})
+    first = Attempt(
+        [1.0] * 10, end={"state": "failed", "end_reason": "signal", "form": "zero3 (stage 3), micro batch 2"}
+    )
     second = Attempt([1.0] * 10, first_step=11, end={"form": "zero1 (stage 1), micro batch 2", "world_size": 4})
     make_run(tmp_path / "run", attempts=[first, second])
     summary = load_one(tmp_path)
-    assert "its attempts took steps in 2 forms: zero1 (stage 1), micro batch 2 and zero3 (stage 3), micro batch 2" in summary.reason
+    assert (
+        "its attempts took steps in 2 forms: zero1 (stage 1), micro batch 2 and zero3 (stage 3), micro batch 2"
+        in summary.reason
+    )
     assert summary.gpu_hours == pytest.approx((10 + 10) * (8 + 4) / 3600)
 
 

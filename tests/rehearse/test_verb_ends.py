@@ -105,7 +105,8 @@ def test_a_folder_with_another_rehearsal_gets_the_new_one(tmp_path: Path) -> Non
 def test_a_killed_process_is_told_with_what_kills_so() -> None:
     def kill(line: str) -> None:
         for child in (pid for pid, fields in alive().items() if int(fields[1]) == os.getpid()):
-            if "hpctrain.rehearse.child" in Path(f"/proc/{child}/cmdline").read_text().split("\0"):
+            # Not the fork server, which names the module among those that it imports.
+            if "-m\0hpctrain.rehearse.child\0" in Path(f"/proc/{child}/cmdline").read_text():
                 os.kill(child, signal.SIGKILL)
 
     plan = make_plan(3, gradient_accumulation_steps=7)

@@ -32,8 +32,8 @@ WIDE = GPT | {"hidden_size": 384}
 ALL_ON_NVME: dict[str, Any] = {"offload_optimizer": "nvme", "offload_param": "nvme"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
+@pytest.fixture(scope="module")
+def compiled() -> None:
     build_once(ASYNC_IO)
 
 
@@ -92,6 +92,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("form", FORMS)
 def test_losses_are_those_of_plain_pytorch_and_nothing_is_left(form: str, tmp_path: Path) -> None:
     parallelism, training = FORMS[form]
@@ -107,6 +108,7 @@ def test_losses_are_those_of_plain_pytorch_and_nothing_is_left(form: str, tmp_pa
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path: Path) -> None:
     training = {"precision": "bf16", "num_steps": 6, "checkpoint_interval": 3, "checkpoint_at_end": True}
     # One matrix a sub-group: of the 16-bit matrices those of the feed-forward alone are on NVMe.
@@ -127,6 +129,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path: Path) -> No
     assert len(steps_of(run, 2)) == 3
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_killed_ranks_folder_is_removed(tmp_path: Path) -> None:
     folder = tmp_path / "nvme"
     run = make_run(tmp_path, config_of(folder, {"num_steps": 1000}, **ALL_ON_NVME))
