@@ -18,7 +18,7 @@ from hpctrain.record.attempt_rules import Refusal, Start
 from hpctrain.record.files import write_record
 from hpctrain.record.open_attempt import open_attempt, open_local_attempt, with_opening
 from hpctrain.record.paths import RunPaths
-from hpctrain.record.reader import read_attempts
+from hpctrain.record.reader import read_attempts, read_each_attempt
 from hpctrain.record.schema import AttemptRecord, NodeRecord
 from tests.record.test_files import attempt
 
@@ -64,7 +64,7 @@ def test_a_job_that_starts_between_the_look_and_the_creation_is_seen(
     run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has the number by then; the next number would give the run two jobs."""
-    look = open_attempt_module.read_each_attempt
+    look = read_each_attempt
 
     def late(paths: RunPaths) -> Any:
         found = look(paths)
