@@ -34,6 +34,7 @@ LONG = (
     "test_parallel_forms.py::test_a_few_micro_batches_say_what_all_of_them_do[zero3]",
     "test_parallel_forms.py::test_a_few_micro_batches_say_what_all_of_them_do[second stage of four]",
     "test_truth.py::test_a_rehearsal_holds_and_sends_what_real_ranks_do[zero3, 8 micro batches]",
+    "test_gpu_bench.py::test_the_bench_on_the_cpu",
     "test_nvme.py::test_losses_are_those_of_plain_pytorch_and_nothing_is_left[all]",
     "test_nvme.py::test_a_resumed_run_is_the_uninterrupted_one_to_the_bit",
     "test_nvme.py::test_a_killed_ranks_folder_is_removed",
@@ -65,8 +66,8 @@ LONG = (
     "test_compile.py::test_losses_and_norms_are_those_of_plain_pytorch_and_a_block_is_one_graph[ddp, bf16]",
     "test_compile.py::test_losses_and_norms_are_those_of_plain_pytorch_and_a_block_is_one_graph[pipeline]",
 )
-"""Ends of node ids: each is a combination whose parts other cases show, or trains with states on NVMe, for which DeepSpeed
-compiles three minutes."""
+"""Ends of node ids: each is a combination whose parts other cases show, trains with states on NVMe, for which DeepSpeed
+compiles three minutes, or is a bench."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
