@@ -26,11 +26,10 @@ from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.plan.run_plan import build_run_plan, with_memory_of
 from hpctrain.rehearse.conduct import conduct
 from hpctrain.rehearse.device_check import WAY_OF, Device, check_device, num_gpus_here
-from hpctrain.rehearse.request import Request
 from hpctrain.rehearse.result import PHASES, DeviceWay, Rehearsal
 from hpctrain.text_table import MISSING, aligned
 from hpctrain.units import gib
-from tests.bench.gpu_training import BAR, train_cases
+from tests.bench.gpu_training import BAR, request_of, train_cases
 from tests.bench.gpu_training import table as training_table
 
 _SIMULATED: dict[Device, DeviceWay] = {"cuda": "simulated_gpu", "cpu": "cpu"}
@@ -122,17 +121,7 @@ def compared(case: str, device: Device) -> Compared:
     plan = with_memory_of(0, build_run_plan(config), config)
     assert not plan.problems, plan.problems
     check_device(device, plan, quick=False)
-    request = Request(
-        plan=plan,
-        num_layers=plan.model.num_layers,
-        weight_decay=config.training.weight_decay,
-        seed=config.training.seed,
-        rank=0,
-        steps=2,
-        device_way=_SIMULATED[device],
-        num_largest=0,
-        answer="",
-    )
+    request = request_of(plan, config, _SIMULATED[device])
     simulated = conduct([request], "whole", lambda line: None)
     real = conduct([dataclasses.replace(request, device_way=WAY_OF[device])], "whole", lambda line: None)
     measured = real.measured

@@ -23,7 +23,7 @@ from hpctrain.plan.run_plan import RunPlan, build_run_plan
 from hpctrain.rehearse.conduct import conduct
 from hpctrain.rehearse.device_check import WAY_OF, Device, check_device
 from hpctrain.rehearse.request import Request
-from hpctrain.rehearse.result import PHASES, Rehearsal
+from hpctrain.rehearse.result import PHASES, DeviceWay, Rehearsal
 from hpctrain.text_table import MISSING, aligned
 from hpctrain.units import GIB, duration_in_words, gib, short_count
 from tests.bench.matmul_rate import MatmulRate
@@ -102,6 +102,21 @@ def matmul_rate(device: Device) -> MatmulRate:
     return MatmulRate(**raw | {"shape": tuple(raw["shape"])})
 
 
+def request_of(plan: RunPlan, config: Config, way: DeviceWay) -> Request:
+    """Two steps of rank 0 with all layers, on what ``way`` says."""
+    return Request(
+        plan=plan,
+        num_layers=plan.model.num_layers,
+        weight_decay=config.training.weight_decay,
+        seed=config.training.seed,
+        rank=0,
+        steps=2,
+        device_way=way,
+        num_largest=0,
+        answer="",
+    )
+
+
 def trained(case: Case, device: Device, hardware: str, ceiling: MatmulRate) -> Trained:
     """Trains one case.
 
@@ -117,17 +132,7 @@ def trained(case: Case, device: Device, hardware: str, ceiling: MatmulRate) -> T
     start_s = time.perf_counter()
     config, plan = deepest(case, device, hardware, ceiling.device_bytes)
     check_device(device, plan, quick=False)
-    request = Request(
-        plan=plan,
-        num_layers=plan.model.num_layers,
-        weight_decay=config.training.weight_decay,
-        seed=config.training.seed,
-        rank=0,
-        steps=2,
-        device_way=WAY_OF[device],
-        num_largest=0,
-        answer="",
-    )
+    request = request_of(plan, config, WAY_OF[device])
     found = conduct([request], "whole", lambda line: None)
     step_s = sum(found.phase_times_s.values())
     flops = plan.flops_per_step.model_flops

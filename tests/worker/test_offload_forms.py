@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 from functools import cache
 from pathlib import Path
@@ -19,16 +18,15 @@ from hpctrain.plan.sub_groups import host_share, sub_groups
 from hpctrain.record.checkpoints import complete_checkpoints
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.schema import StepRecord
+from tests.native_ops import COMPILED
 from tests.worker.reference import reference_losses
-from tests.worker.run_folder import GPT, LLAMA, SOURCE, losses, make_config, make_run, start_ranks, step_records, train
+from tests.worker.run_folder import GPT, LLAMA, losses, make_config, make_run, start_ranks, step_records, train
 
 pytestmark = pytest.mark.train
 
 FP32_TOLERANCE = 1e-5
 NUM_STEPS = 6
 DEEP = GPT | {"num_layers": 4}
-COMPILED = os.environ.get("TORCH_EXTENSIONS_DIR", str(SOURCE / ".cache" / "torch_extensions"))
-"""Where DeepSpeed's CPU Adam is compiled, with g++, for all tests that need it: once, in a minute or more of one core."""
 
 
 def config_of(model: dict[str, Any] = DEEP, num_ranks: int = 2, training: Any = None, **parallelism: Any) -> Config:
