@@ -20,6 +20,8 @@ import torch.distributed as dist
 from deepspeed.runtime.base_optimizer import ZeROOptimizer
 from torch import Tensor, nn
 
+from hpctrain.worker.gradient_norm import sum_of_squares
+
 _CLIP_EPS = 1e-6
 """As torch.nn.utils.clip_grad_norm_ has it."""
 
@@ -98,8 +100,7 @@ class PlainOptimizer(ZeROOptimizer):  # type: ignore[misc]
             for parameter in self._parameters
             if parameter.grad is not None and (is_first or getattr(parameter, "tensor_model_parallel", False))
         ]
-        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in counted]
-        squares = torch.stack(norms).square().sum()
+        squares = sum_of_squares(counted, self._masters[0].device)
         if self.mpu is not None and self.mpu.get_model_parallel_world_size() > 1:
             dist.all_reduce(squares, group=self.mpu.get_model_parallel_group())
         return squares.sqrt()

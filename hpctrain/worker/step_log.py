@@ -1,4 +1,4 @@
-"""Measured steps: kept on the device, and turned into records every few steps, so that the GPU never waits for the host."""
+"""Measured steps: kept on the device, made records every few steps, so that nobody waits for the GPU or for another rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ class MeasuredStep:
     step: int
     learning_rate: float
     totals: torch.Tensor
-    """On the host, valid once ``end`` is reached: loss and stop requests, each summed over ranks."""
+    """On the host, valid after ``wait``: loss and stop requests, each summed over ranks."""
+    summing: dist.Work | None
+    """The sum under way between CPU ranks; on a GPU it is queued before ``end``."""
     grad_norm: torch.Tensor | float | None
     skipped: bool
     data_time_s: float
@@ -30,6 +32,12 @@ class MeasuredStep:
     tokens: int
     parts: StepParts | None
     end: Mark
+
+    def wait(self) -> None:
+        """Returns when the step has ended on the device and ``totals`` are there."""
+        if self.summing is not None:
+            self.summing.wait()
+        self.end.wait()
 
 
 class StepLog:
@@ -39,8 +47,6 @@ class StepLog:
         self._writer = writer
         self._attempt = attempt
         self._device = device
-        # The host stays one step ahead of a GPU, so that it never waits for work that is not done.
-        self._lag = 1 if device.type == "cuda" else 0
         self._pending: list[MeasuredStep] = []
         self._last_end = mark(device)
         self.last_step = 0
@@ -48,7 +54,7 @@ class StepLog:
         self.num_non_finite = 0
         """Steps in a row, up to the last flush, whose loss was not finite."""
         self.stop_agreed = False
-        """Whether some rank has asked to stop; turns true after the same step on all ranks, on a GPU one step late."""
+        """Whether some rank has asked to stop; turns true after the same step on all ranks, one step late or at a flush."""
 
     def end_step(
         self,
@@ -78,7 +84,10 @@ class StepLog:
             parts: marks between the parts of the step; None: they are not apart.
         """
         totals = torch.stack((loss, torch.full_like(loss, float(stop_requested))))
-        dist.all_reduce(totals)
+        summing = dist.all_reduce(totals, async_op=True)
+        if self._device.type == "cuda":
+            summing.wait()  # the queue waits, not the host
+            summing = None
         # From a GPU this is a copy into pinned memory behind the queued work.
         host_totals = totals.to("cpu", non_blocking=True)
         self._pending.append(
@@ -86,6 +95,7 @@ class StepLog:
                 step=step,
                 learning_rate=learning_rate,
                 totals=host_totals,
+                summing=summing,
                 grad_norm=grad_norm,
                 skipped=skipped,
                 data_time_s=data_time_s,
@@ -95,16 +105,18 @@ class StepLog:
                 end=mark(self._device),
             )
         )
-        if len(self._pending) > self._lag:
-            known = self._pending[-1 - self._lag]
-            known.end.wait()
+        # One step behind, so that nobody waits for work that is not done, or for a rank that is a little later.
+        if len(self._pending) > 1:
+            known = self._pending[-2]
+            known.wait()
             self.last_step = known.step
             self.stop_agreed |= bool(known.totals[1] > 0)
 
     def flush(self) -> StepRecord:
         """Turns all pending steps into records, writes them (rank 0), and returns the last; there must be one."""
+        for measured in self._pending:
+            measured.wait()
         last_end = self._pending[-1].end
-        last_end.wait()
         now_s = time.time()
         peak_bytes = peak_memory_bytes(self._device)
         records = []

@@ -153,24 +153,13 @@ class _SplitCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, labels: Tensor, tensor: RankGroup) -> Tensor:
-        largest = scores.amax(dim=-1)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=tensor.group)
-        shifted = scores - largest[:, None]
-        column = labels - tensor.rank * scores.shape[-1]
-        is_elsewhere = (column < 0) | (column >= scores.shape[-1])
-        column = column.masked_fill(is_elsewhere, 0)[:, None]
-        at_label = shifted.gather(-1, column)[:, 0].masked_fill(is_elsewhere, 0.0)
-        dist.all_reduce(at_label, group=tensor.group)
-        exponentials = shifted.exp_()
-        total = exponentials.sum(dim=-1)
-        dist.all_reduce(total, group=tensor.group)
-        probabilities = exponentials.div_(total[:, None])
-        ctx.save_for_backward(probabilities, column, is_elsewhere)
-        return total.log() - at_label
+        of_scores = scores.clone()
+        losses = _losses_of(of_scores, labels, tensor)
+        ctx.save_for_backward(of_scores)
+        return losses
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        probabilities, column, is_elsewhere = ctx.saved_tensors
-        own = gradient.masked_fill(is_elsewhere, 0.0)[:, None]
-        return (probabilities * gradient[:, None]).scatter_add_(-1, column, -own), None, None
+        (of_scores,) = ctx.saved_tensors
+        return of_scores * gradient[:, None], None, None
