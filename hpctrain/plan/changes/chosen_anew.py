@@ -1,0 +1,97 @@
+"""Changes of a plan whose form ``parallelism=auto`` chose: with each of them the form is chosen anew, as when it is typed.
+
+The search has looked at every form on these nodes already, so a change is more nodes, or a value that it does not choose.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+
+from hpctrain.config.schema import Config
+from hpctrain.plan.changes.cheapest import NODES, Change, change_of
+from hpctrain.plan.changes.levers import Values, with_values
+from hpctrain.plan.changes.trials import Trials
+from hpctrain.plan.run_plan import RunPlan
+from hpctrain.plan.search.candidate import OpenKeys
+from hpctrain.plan.search.ranking import rank_choices
+
+_MOST_DOUBLINGS = 6
+"""Of the number of nodes: 64 times as many."""
+
+
+def changes_chosen_anew(
+    config: Config, refused: RunPlan, trials: Trials, found: Sequence[tuple[Change, Values]]
+) -> list[Change]:
+    """More nodes, at least the fewest, and those of the other changes that a search with them confirms.
+
+    Args:
+        config: of the refused plan, the keys that were chosen in ``run.chosen``.
+        refused: by the rules alone.
+        trials: of the same, which confirm whole plans.
+        found: changes with which the form was kept, and their values.
+    """
+    anew = _Anew(config, trials)
+    changes = []
+    if config.cluster.kind != "local":
+        known = [values["nodes"] for _, values in found if set(values) == {"nodes"}]
+        changes += _more_nodes(config, refused, anew, min(known, default=None))
+    for change, values in found:
+        if "nodes" in values or any(key in config.run.chosen and key.startswith("parallelism.") for key in values):
+            continue
+        plan = anew.plan(values)
+        if plan is not None:
+            unpriced = "" if change.gpu_hours_factor is not None else change.gap
+            changes.append(change_of(change.overrides, change.kinds, refused, plan, unpriced))
+    return changes
+
+
+class _Anew:
+    """Plans with other values, each form chosen for them."""
+
+    def __init__(self, config: Config, trials: Trials) -> None:
+        self._config, self._trials = config, trials
+        self._known: dict[str, RunPlan | None] = {}
+
+    def plan(self, values: Values) -> RunPlan | None:
+        """None: no form fits."""
+        key = repr(sorted(values.items()))
+        if key not in self._known:
+            self._known[key] = self._searched(values)
+        return self._known[key]
+
+    def _searched(self, values: Values) -> RunPlan | None:
+        open_keys = frozenset(self._config.run.chosen) - values.keys()
+        choices = rank_choices(with_values(self._config, values), OpenKeys(open_keys), limit=1).choices
+        return self._trials.plan_of(choices[0].config) if choices and choices[0].fits else None
+
+
+def _more_nodes(config: Config, refused: RunPlan, anew: _Anew, known: int | None) -> list[Change]:
+    """The fewest nodes with a tenth free, and twice as many, which may cost fewer GPU-hours.
+
+    Args:
+        config: of the refused plan.
+        refused: by the rules alone.
+        anew: plans of forms chosen anew.
+        known: so many are enough with the form kept.
+    """
+
+    def has_headroom(nodes: int) -> bool:
+        plan = anew.plan({"nodes": nodes})
+        return plan is not None and plan.memory.fits_with_headroom
+
+    low, high = config.nodes, known or 2 * config.nodes
+    while not has_headroom(high):
+        low, high = high, 2 * high
+        if high > config.nodes << _MOST_DOUBLINGS:
+            return []
+    counts = range(low + 1, high)
+    fewest = bisect.bisect_left(counts, True, key=has_headroom) + low + 1
+    changes = []
+    for nodes in (fewest, 2 * fewest):
+        plan = anew.plan({"nodes": nodes})
+        if plan is not None:
+            changes.append(change_of((f"nodes={nodes}",), (NODES,), refused, plan, ""))
+    first, *others = changes
+    is_cheaper = [each for each in others if (each.gpu_hours_factor or 1.0) < (first.gpu_hours_factor or 0.0)]
+    return [first, *is_cheaper]
