@@ -10,7 +10,7 @@ FAST_TESTS = $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 -m 
 .PHONY: run test test-long style check bench format clean
 
 run: $(VENV)/.run-ready ## train the tiny model on real text on this machine, and show the result
-	$(BIN)/python -m hpctrain model=tiny cluster=local
+	$(BIN)/python -m hpctrain model=tiny parallelism=zero3 cluster=local
 
 test: $(VENV)/.dev-ready ## set up everything, a sandbox Slurm, a browser and a compiler too, and pass the tests
 	sh slurm/sandbox/install.sh
@@ -42,6 +42,8 @@ bench: $(VENV)/.dev-ready ## the speed claims, side by side (minutes)
 	$(BIN)/python tests/bench/launch_bench.py
 	$(BIN)/python tests/bench/frames_bench.py
 	$(BIN)/python tests/bench/log_bench.py
+	$(BIN)/python -m tests.bench.plan_bench
+	$(BIN)/python -m tests.bench.search_bench
 	$(BIN)/python tests/bench/plan_validation.py
 	$(BIN)/python tests/bench/status_bench.py
 

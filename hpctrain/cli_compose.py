@@ -34,6 +34,9 @@ class ComposeWords(NamedTuple):
     """plan: rehearse every point; submit does where launch.rehearse is set."""
     shown_config: str
     """``job``: print the configuration and do nothing; empty: do what the verb does."""
+    calibration: str | None
+    """A file of past runs' factors; None: the one in ``run.root``, where there is one."""
+    no_calibration: bool
 
 
 def parse_compose_words(words: Sequence[str]) -> ComposeWords:
@@ -44,6 +47,8 @@ def parse_compose_words(words: Sequence[str]) -> ComposeWords:
     parser.add_argument("--force", action="store_true")
     parser.add_argument("--site", action="store_true")
     parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--calibration")
+    parser.add_argument("--no-calibration", action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job"], default="")
     parser.add_argument("--resolve", action="store_true")  # ours is always resolved
     try:
@@ -60,7 +65,10 @@ def parse_compose_words(words: Sequence[str]) -> ComposeWords:
         if not folder.is_dir():
             raise ConfigError(f"--config-dir {folder}: no such folder")
     flags = (known.json, known.force, known.site, known.rehearse)
-    return ComposeWords(tuple(overrides), known.multirun, dirs, *flags, known.cfg)
+    if known.calibration is not None and known.no_calibration:
+        raise ConfigError(f"--calibration {known.calibration}: and --no-calibration exclude each other; leave one out")
+    of_calibration = (known.calibration, known.no_calibration)
+    return ComposeWords(tuple(overrides), known.multirun, dirs, *flags, known.cfg, *of_calibration)
 
 
 def planned_points(words: ComposeWords, asks_site: bool) -> tuple[list[tuple[Point, RunPlan]], Site | None]:
@@ -75,12 +83,13 @@ def planned_points(words: ComposeWords, asks_site: bool) -> tuple[list[tuple[Poi
 
             question = start_asking()
         from hpctrain.config.compose import compose_points
+        from hpctrain.launch.calibrations import CalibrationWords
+        from hpctrain.launch.point_plans import plan_points
         from hpctrain.launch.submitting_shell import as_submitted_here
-        from hpctrain.plan.run_plan import build_run_plan
 
         composed = compose_points(words.overrides, words.multirun, words.config_dirs)
-        points = [as_submitted_here(point, os.environ) for point in composed]
-        planned = [(point, build_run_plan(point.config, point.assumptions)) for point in points]
+        of_calibration = CalibrationWords(words.calibration, words.no_calibration)
+        planned = plan_points((as_submitted_here(point, os.environ) for point in composed), of_calibration)
         if question is None:
             return planned, None
         from hpctrain.launch.site.plans import planned_on_site
@@ -92,11 +101,12 @@ def planned_points(words: ComposeWords, asks_site: bool) -> tuple[list[tuple[Poi
 
 
 def print_config(parsed: ComposeWords) -> int:
-    """Hydra's ``--cfg job``, with every key of the schema in it."""
+    """Hydra's ``--cfg job``, with every key of the schema in it and nothing left open."""
     from hpctrain.config.compose import compose_points
+    from hpctrain.launch.point_plans import closed_points
     from hpctrain.record.frozen_config import config_text
 
-    points = compose_points(parsed.overrides, parsed.multirun, parsed.config_dirs)
+    points = closed_points(compose_points(parsed.overrides, parsed.multirun, parsed.config_dirs))
     print("---\n".join(config_text(point.config) for point in points), end="")
     return EXIT_OK
 

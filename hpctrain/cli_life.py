@@ -171,9 +171,11 @@ def _resume_one(run: RunPaths, request: ResumeRequest) -> tuple[RunPlan, bool]:
         changes = life.resumed_config(run, frozen, request)
         at_home = dataclasses.replace(changes.config.run, root=str(runs_folder(run)))
         begins = not life.has_checkpoint(run, request.from_step)
-        held, plan = held_point(
-            Point(request.words, dataclasses.replace(changes.config, run=at_home), ()), request.force, begins
-        )
+        point = Point(request.words, dataclasses.replace(changes.config, run=at_home), ())
+        try:
+            held, plan = held_point(point, request.force, begins)
+        except ConfigError as error:
+            raise life.refused_as_resumed(error) from None
         checkpoint = life.checkpoint_to_go_on_from(run, plan, held.config, request.from_step)
         for note in (*changes.notes, *plan.warnings, life.start_note(run, checkpoint, plan)):
             print(printable(f"note: {note}"))

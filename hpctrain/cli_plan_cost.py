@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpctrain.config.compose import Point
+    from hpctrain.plan.changes.cheapest import Changes
     from hpctrain.plan.cost import RunCost
     from hpctrain.plan.cost_options import CostOptions
     from hpctrain.plan.run_plan import RunPlan
@@ -46,7 +47,7 @@ def plan_text(
         multirun: a sweep, even if it has one point.
         force: points that are short of memory by the estimate only count as points that run.
         python: interpreter for the batch script.
-        site: bounds a sweep's arrays; None: not asked.
+        site: bounds a sweep's arrays, and the nodes of changes; None: not asked.
     """
     if multirun:
         from hpctrain.plan.render_scripts import planned_sweep_scripts
@@ -57,7 +58,12 @@ def plan_text(
         return "".join([render_sweep(_table(planned, options, force)), *texts])
     from hpctrain.plan.render import render_plan
 
-    text = render_plan(planned[0][1], python)
+    plan, changes = _with_changes(*planned[0], site)
+    text = render_plan(plan, python)
+    if changes is not None:
+        from hpctrain.plan.changes.render import render_changes
+
+        text += f"\n{render_changes(changes)}\n"
     if options is None:
         return text
     from hpctrain.plan.render_cost import render_cost
@@ -65,11 +71,22 @@ def plan_text(
     return f"{text}\n{render_cost(*_cost(planned, options, force))}"
 
 
-def plan_json(planned: Planned, options: CostOptions | None, multirun: bool, force: bool) -> str:
-    """The same for machines: the plan with ``cost`` and ``cost_gap``; of a sweep all plans, each with its ``sweep_row``."""
-    if not multirun and options is None:
-        return planned[0][1].to_json()
+def plan_json(
+    planned: Planned, options: CostOptions | None, multirun: bool, force: bool, site: Site | None = None
+) -> str:
+    """The same for machines: the plan with ``cost`` and ``cost_gap``; of a sweep all plans, each with its ``sweep_row``.
+
+    A plan that stands alone and is short of memory has its ``changes``.
+    """
+    changes: Changes | None = None
+    if not multirun:
+        plan, changes = _with_changes(*planned[0], site)
+        planned = [(planned[0][0], plan)]
+        if options is None and changes is None:
+            return plan.to_json()
     plans: list[dict[str, Any]] = [json.loads(plan.to_json()) for _, plan in planned]
+    if changes is not None:
+        plans[0] |= {"changes": [dataclasses.asdict(change) for change in changes.changes]}
     if multirun:
         for found, row in zip(plans, _table(planned, options, force).rows, strict=True):
             found["sweep_row"] = dataclasses.asdict(row)
@@ -78,6 +95,20 @@ def plan_json(planned: Planned, options: CostOptions | None, multirun: bool, for
         cost, gap = _cost(planned, options, force)
         plans[0] |= {"cost": cost and dataclasses.asdict(cost), "cost_gap": gap}
     return json.dumps(plans[0], indent=2) + "\n"
+
+
+def cost_is_told(planned: Planned, options: CostOptions | None, force: bool) -> bool:
+    """Whether a single plan answers what was asked of its cost; what lacks for it was printed."""
+    return options is None or not options.is_asked or _cost(planned, options, force)[0] is not None
+
+
+def _with_changes(point: Point, plan: RunPlan, site: Site | None) -> tuple[RunPlan, Changes | None]:
+    """See ``changes.render.with_changes``, which is loaded only for a plan that is short of memory."""
+    if not any(problem.kind == "memory" for problem in plan.problems):
+        return plan, None
+    from hpctrain.plan.changes.render import with_changes
+
+    return with_changes(point.config, plan, site)
 
 
 def _table(planned: Planned, options: CostOptions | None, force: bool) -> SweepTable:

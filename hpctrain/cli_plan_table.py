@@ -11,6 +11,8 @@ from pathlib import Path
 from hpctrain.errors import EXIT_OK, ConfigError
 from hpctrain.plan.table import plan_rows
 
+_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+
 
 def plan_table_words(words: Sequence[str]) -> int:
     """Runs ``plan --table FILE -o FILE``, given the words after ``plan``.
@@ -19,18 +21,18 @@ def plan_table_words(words: Sequence[str]) -> int:
         ConfigError: one of the two files is not given, or there are words that a table has no use for; and as ``plan_table``.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--table", type=Path)
-    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--table", type=Path, action="append", default=[])
+    parser.add_argument("-o", "--output", type=Path, action="append", default=[])
     try:
         known, others = parser.parse_known_args(list(words))
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from None
     if others:
         raise ConfigError(f"{' '.join(others)}: a table is planned as its rows say, without further words")
-    if known.table is None or known.output is None:
-        missing = "--table FILE" if known.table is None else "-o FILE"
-        raise ConfigError(f"plan --table FILE -o FILE: {missing} is missing")
-    return plan_table(known.table, known.output)
+    for option, files in (("--table", known.table), ("-o", known.output)):
+        if len(files) != 1:
+            raise ConfigError(f"plan --table FILE -o FILE: {option} FILE is {'given twice' if files else 'missing'}")
+    return plan_table(known.table[0], known.output[0])
 
 
 def plan_table(path: Path, output: Path) -> int:
@@ -50,6 +52,8 @@ def plan_table(path: Path, output: Path) -> int:
     """
     if path.exists() and output.exists() and output.samefile(path):
         raise ConfigError(f"--output {output}: is the table itself; give another name")
+    if output.is_dir():
+        raise ConfigError(f"--output {output}: is a folder; give the name of a file")
     folder = output.absolute().parent
     if not folder.is_dir():
         raise ConfigError(f"--output {output}: no such folder as {folder}")
@@ -79,11 +83,21 @@ def _read(path: Path) -> tuple[list[str], list[list[str]]]:
         raise ConfigError(f"--table {path}: line {reader.line_num}: {error}") from error
     if not lines:
         raise ConfigError(f"--table {path}: is empty; the first line must be the header of the published results")
+    for separator, words in _OTHER_SEPARATORS.items():
+        if len(lines[0]) == 1 and separator in lines[0][0]:
+            raise ConfigError(f"--table {path}: its cells are separated by {words}; save it with commas")
+    if lines[0][0].startswith("sep="):
+        raise ConfigError(f"--table {path}: line 1: {','.join(lines[0])}: is a spreadsheet's own line; remove it")
     return lines[0], lines[1:]
 
 
 def _write(rows: list[list[str]], output: Path) -> None:
-    """Under another name first, so that a table is whole or not there."""
+    """Under another name first, so that a table is whole or not there; a pipe or device, such as /dev/stdout, is written to."""
+    if output.exists() and not output.is_file():
+        with output.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows)
+        return
+    output = output.resolve()
     partial = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         with partial.open("w", encoding="utf-8", newline="") as file:

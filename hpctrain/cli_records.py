@@ -44,7 +44,7 @@ def report(words: Sequence[str]) -> int:
     for path in known.output:
         check_report_path(path)
     needs_steps = bool(known.against) or any(path.suffix.lower() == SUFFIXES[0] for path in known.output)
-    folders = [folder for word in known.folders for folder in _sources_named(word)]
+    folders = [folder for word in known.folders for folder in sources_named(word)]
     found = find_sources(folders)
     if len(found.runs) == 1 and not (found.logs or known.output or known.against or known.json):
         _tell(found.problems)
@@ -58,7 +58,7 @@ def report(words: Sequence[str]) -> int:
     comparison = None
     if known.against:
         tolerance = DEFAULT_TOLERANCE if known.tolerance is None else known.tolerance
-        comparison = compare(frames, load_frames(_sources_named(known.against)), tolerance)
+        comparison = compare(frames, load_frames(sources_named(known.against)), tolerance)
     for path in known.output:
         write_report(frames, path, comparison=comparison)
         print(printable(f"report {path}", kept=""))
@@ -73,7 +73,7 @@ def report(words: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def _sources_named(word: str) -> list[Path]:
+def sources_named(word: str) -> list[Path]:
     """A path that is there, also of a log, else runs by name or job id; what is not there is told by who reads it."""
     if os.path.lexists(word):
         return [Path(word)]

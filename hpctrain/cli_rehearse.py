@@ -141,13 +141,12 @@ def _planned(parsed: _Words) -> tuple[Point, RunPlan]:
         ConfigError: the plan has other problems, or the rank is none of it.
     """
     from hpctrain.config.compose import compose_points
+    from hpctrain.launch.point_plans import plan_point
     from hpctrain.launch.submitting_shell import as_submitted_here
     from hpctrain.plan.render import render_notes
-    from hpctrain.plan.run_plan import build_run_plan
 
     (composed,) = compose_points(parsed.overrides, False, parsed.config_dirs)
-    point = as_submitted_here(composed, os.environ)
-    plan = build_run_plan(point.config, point.assumptions)
+    point, plan = plan_point(as_submitted_here(composed, os.environ))
     if problems := plan.blocking_problems(force=True):
         raise ConfigError(problems)
     if plan.payload != "train":

@@ -49,10 +49,10 @@ def submit_words(words: Sequence[str]) -> int:
         from hpctrain.launch.sweep import without_what_does_not_fit
 
         planned, left_out = without_what_does_not_fit(planned, parsed.force)
-    _refuse_problems(planned, parsed.multirun, parsed.force)
+    _refuse_problems(planned, parsed.multirun, parsed.force, site)
     root = root or _checked_root(planned, parsed.force)
     for problem in dict.fromkeys(problem for _, plan in planned for problem in plan.problems):
-        print(printable(f"warning: --force: {problem}"), file=sys.stderr)
+        print(printable(f"warning: --force: {dataclasses.replace(problem, fix='')}"), file=sys.stderr)
     from hpctrain.launch.interpreter import interpreter
 
     if parsed.multirun:
@@ -74,9 +74,16 @@ def _rehearsed(
 
 
 def _refuse_problems(
-    planned: Sequence[tuple[Point, RunPlan]], multirun: bool, force: bool, but_memory: bool = False
+    planned: Sequence[tuple[Point, RunPlan]],
+    multirun: bool,
+    force: bool,
+    site: Site | None = None,
+    but_memory: bool = False,
 ) -> None:
-    """Raises ConfigError for what keeps the plans from being submitted; with ``but_memory`` memory does not."""
+    """Raises ConfigError for what keeps the plans from being submitted; with ``but_memory`` memory does not.
+
+    The ``site`` bounds what is offered for a run that does not fit.
+    """
     if but_memory:
         planned = [
             (point, dataclasses.replace(plan, problems=tuple(each for each in plan.problems if each.kind != "memory")))
@@ -86,8 +93,14 @@ def _refuse_problems(
         from hpctrain.launch.sweep import check_sweep
 
         check_sweep(planned, force)
-    elif problems := planned[0][1].blocking_problems(force):
-        raise ConfigError(problems)
+    elif planned[0][1].blocking_problems(force):
+        from hpctrain.plan.alternatives import CHOICE_NOTE
+        from hpctrain.plan.changes.render import refusal
+
+        for text in planned[0][1].assumptions:
+            if text.startswith(CHOICE_NOTE):  # what is refused is nothing that the user typed
+                print(printable(f"note: {text}"), file=sys.stderr)
+        raise refusal(planned[0][0].config, planned[0][1], force, site)
 
 
 def _checked_root(planned: Sequence[tuple[Point, RunPlan]], force: bool, begins: bool = True) -> Path:
@@ -127,7 +140,7 @@ def _checked_root(planned: Sequence[tuple[Point, RunPlan]], force: bool, begins:
     if first_plan.cluster_kind == "slurm":
         check_slurm_is_here()
     elif first_plan.cluster_kind == "local":
-        check_this_machine(first_plan, force)
+        check_this_machine(first_point.config, first_plan, force)
     check_packages(first_plan)
     root = check_run_root(first_point.config.run.root)
     short = [check_checkpoint_room(plan, point.config.training, root) for point, plan in planned]
@@ -147,18 +160,19 @@ def held_point(point: Point, force: bool, begins: bool = True) -> tuple[Point, R
         force: see ``--force``.
         begins: False: the run goes on from a checkpoint.
     """
-    from hpctrain.plan.run_plan import build_run_plan
+    from hpctrain.launch.point_plans import plan_points
 
-    planned = [(point, build_run_plan(point.config, point.assumptions))]
+    planned = plan_points([point])
+    site: Site | None = None
     if point.config.cluster.kind == "slurm":
         from hpctrain.launch.site.plans import planned_on_site
         from hpctrain.launch.site.question import start_asking
 
-        planned, _ = planned_on_site(planned, start_asking())
+        planned, site = planned_on_site(planned, start_asking())
     if asks_rehearsal(planned):
         _, rehearsed = _rehearsed(planned, False, force, begins)
         planned = [(held, plan) for held, plan, _ in rehearsed]
-    _refuse_problems(planned, multirun=False, force=force)
+    _refuse_problems(planned, multirun=False, force=force, site=site)
     _checked_root(planned, force, begins)
     return planned[0]
 

@@ -15,6 +15,10 @@ EXIT_LAUNCH = 4
 EXIT_REGRESSION = 5
 
 
+FORCED_KINDS = ("memory", "site")
+"""Of problems, which --force lets pass: what is short by the estimate or by the site's word."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One broken rule: the key with its value, the rule with numbers put in, the nearest values that work; no secrets."""

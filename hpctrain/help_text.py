@@ -13,6 +13,8 @@ Plans, launches and measures large-model training. The verb comes first; without
   submit   plan, check, hand the run to Slurm (or to this machine) and return its job id and run folder
   plan     print the plan, the batch script and the DeepSpeed JSON; needs no Slurm, no GPU, no torch   [--json]
            or plan each row of a table of runs of any trainer     --table ROWS.csv -o OUT.csv
+           or learn from past runs how their step times differ    --calibrate RUNS ... [-o FILE]
+           or answer one question, instead of printing a plan     --largest | --fewest-nodes | --best-micro-batch
   rehearse one rank of the run under the real engine on a simulated cluster: memory, collectives, FLOPs
                                                      [--quick | --device cuda|cpu] [--rank N] [--steps 2] [--out FOLDER]
                                                      [--json]
@@ -37,11 +39,19 @@ Options of submit and plan:
   --config-dir DIR    a site's own group files, beside the shipped ones
   --cfg job           print the whole configuration and do nothing
   --force             submit although the memory estimate, or what the site told, says that it cannot run
+  --calibration FILE  correct the predicted step by what past runs took (plan --calibrate); without it
+                      calibration.json in run.root is taken, where there is one; --no-calibration: none
   --info, --shell-completion, --hydra-help   answered by Hydra
   --version
 
 Options of plan:
   --rehearse          rehearse it (as rehearse --quick), and let that decide whether it fits
+  --largest           the largest model of this width that fits: model.num_layers is looked for
+  --trainer NAME      --largest by the memory of another trainer, such as megatron_deepspeed_2022
+  --fewest-nodes      the fewest nodes on which the model fits with a tenth of each tier free, and what more would bring
+  --max-nodes N       --fewest-nodes looks at no more than these (1024)
+  --best-micro-batch  the micro batches that fit, with their predicted speeds
+  --picture FILE      draw where the bytes of each tier go (.png or .svg); of a sweep a bar a point
   --site              hold the plan against what Slurm says of this cluster, and print that; submit always does
 {costs}
 Groups (GROUP=NAME; any key below them: GROUP.KEY=VALUE):
@@ -51,6 +61,7 @@ Examples:
   python -m hpctrain model=tiny cluster=local                      train on this machine
   python -m hpctrain plan model=530b nodes=128                     look before you leap
   python -m hpctrain model=530b nodes=128                          submit to Slurm
+  python -m hpctrain model=530b nodes=128 parallelism=zero3        state the form; left out, the plan chooses it
   python -m hpctrain -m model=175b nodes=16,32,64,128              a sweep
   python -m hpctrain -m experiment=azure_fig5b                     a published figure as a sweep
 

@@ -11,9 +11,13 @@ from typing import Literal
 
 import pandas as pd
 
+from hpctrain.analysis.angelptm_sizes import predicted_sizes
 from hpctrain.analysis.azure_figures import own_model_name
-from hpctrain.analysis.predicted import ANGELPTM_SEQ_LEN, predict_memory_published, predict_published
+from hpctrain.analysis.predicted import ANGELPTM_SEQ_LEN, predict_published
+from hpctrain.analysis.published_runs import published_run
 from hpctrain.analysis.scaling import scaling_efficiency
+from hpctrain.plan.calibration import KIND_OF_PART
+from hpctrain.plan.step_parts import step_parts
 
 FILE = "angelptm.csv"
 HARDWARE = "hccpnv4h"
@@ -119,9 +123,9 @@ def scaling_rows(published: pd.DataFrame) -> pd.DataFrame:
 def angelptm_points(published: pd.DataFrame, runs: pd.DataFrame, host_memory_gib: float | None = None) -> pd.DataFrame:
     """All points of the four panels, ``POINT_DTYPES``.
 
-    Our plan and our runs are of DeepSpeed, which is the base of the ratios, so none of them has a speed to put beside
-    AngelPTM's. What they have is the largest model on a node, and the scaling over nodes. Runs count on AngelPTM's own node
-    type alone.
+    Our runs are of DeepSpeed, which is the base of the ratios, so none of them has a speed to put beside AngelPTM's; they have
+    the largest model on a node, and the scaling over nodes. The plan has these too, and what it would gain that the work of the
+    host runs beside the GPU's. Runs count on AngelPTM's own node type alone.
 
     Args:
         published: of ``load_published``.
@@ -135,6 +139,7 @@ def angelptm_points(published: pd.DataFrame, runs: pd.DataFrame, host_memory_gib
         base,
         gains,
         _predicted_sizes(sizes, host_memory_gib),
+        _predicted_speed(published),
         _predicted_scaling(published),
         _measured_size(sizes, runs),
         _measured_scaling(runs),
@@ -143,15 +148,55 @@ def angelptm_points(published: pd.DataFrame, runs: pd.DataFrame, host_memory_gib
 
 
 def _predicted_sizes(sizes: pd.DataFrame, host_memory_gib: float | None) -> pd.DataFrame:
-    """The largest model that fits by our plan when blocks like those of each published model are added."""
-    rows = predict_memory_published(sizes, host_memory_gib)
-    rows = rows[rows["predicted_largest_b"].notna()]
+    """The largest models that fit by our plan over the community version's published one, as ``plan --largest`` says."""
+    if host_memory_gib is None or sizes.empty:
+        return pd.DataFrame(columns=list(POINT_DTYPES))
+    rows = predicted_sizes(sizes, host_memory_gib)
+    rows = rows[rows["params_b"].notna()]
     return pd.DataFrame(
         {
             "result": "largest model",
             "series": "predicted",
-            "label": "plan, blocks of " + rows["own_model"],
-            "ratio": rows["predicted_largest_b"] / sizes["params_b"].min(),
+            "label": rows["label"],
+            "ratio": rows["params_b"] / sizes["params_b"].min(),
+            "up_to": False,
+            "nodes": 1,
+            "num_runs": pd.Series(pd.NA, index=rows.index, dtype="Int64"),
+        }
+    )
+
+
+def hidden_host_gains(published: pd.DataFrame) -> pd.DataFrame:
+    """What hiding the host's work behind the GPU's gains, by our plan: ``scaling_rows`` with ``step_s``, ``hidden_s``, ``gain``.
+
+    DeepSpeed updates on the CPU after the passes, one sub-group after the other, and the GPU waits. AngelPTM runs both at once
+    (``pipeline_optimizer``, multi-stream execution), so that a step takes as long as the longer of the two.
+
+    Args:
+        published: of ``load_published``.
+    """
+    rows = scaling_rows(published)
+    steps = []
+    for row in rows.to_dict("records"):
+        run = published_run(row)
+        parts = step_parts(run.setup, run.machine, run.software)
+        host_s = sum(seconds for name, seconds in parts.items() if KIND_OF_PART[name] == "host")
+        step_s = sum(parts.values())
+        steps.append((step_s, max(step_s - host_s, host_s)))
+    table = pd.DataFrame(steps, columns=["step_s", "hidden_s"], index=rows.index)
+    return rows.assign(**table, gain=table["step_s"] / table["hidden_s"])
+
+
+def _predicted_speed(published: pd.DataFrame) -> pd.DataFrame:
+    """The gain on one node at the size of the published ratio, the community version's largest model."""
+    rows = hidden_host_gains(published)
+    rows = rows[rows["nodes"] == 1].head(1)
+    return pd.DataFrame(
+        {
+            "result": "same-size speed",
+            "series": "predicted",
+            "label": "plan, host's work hidden",
+            "ratio": rows["gain"],
             "up_to": False,
             "nodes": rows["nodes"],
             "num_runs": pd.Series(pd.NA, index=rows.index, dtype="Int64"),

@@ -15,6 +15,7 @@ import pandas as pd
 from hpctrain.analysis.configuration import CONFIGURATION, configuration_label, is_known, unknown_texts
 from hpctrain.analysis.frames import Frames
 from hpctrain.analysis.intervals import RatioInterval, block_length, ratio_between_runs, ratio_of_medians
+from hpctrain.analysis.loss_gap import loss_gap
 from hpctrain.analysis.name_lists import joined_names
 from hpctrain.errors import EXIT_OK, EXIT_REGRESSION, ConfigError, Problem, RecordError
 
@@ -154,8 +155,9 @@ class _Run:
     name: str
     values: Mapping[str, float | None]
     step_times_s: tuple[float, ...]
+    folder: str
     loss_of: tuple[Any, ...]
-    """What must be equal for a loss to be compared."""
+    """Data and recorded steps, which must be equal for a loss to be compared; so must the settings in the run's folder."""
 
 
 @dataclass(frozen=True)
@@ -241,6 +243,7 @@ def _side(
             row["run"],
             {metric.key: row.get(metric.key) for metric in METRICS} | {"setup_time_s": setups.get(row["folder"])},
             times.get(row["folder"], ()),
+            row["folder"],
             (row["data"], row["num_recorded_steps"]),
         )
         for row in rows
@@ -283,8 +286,8 @@ def _gap(metric: Metric, base: Sequence[_Run], new: Sequence[_Run]) -> str:
     first, second = _values(metric, base), _values(metric, new)
     if not first or not second:
         return "not measured " + ("in the base" if second else "now" if first else "on either side")
-    if metric.key == "final_loss" and len({run.loss_of for run in (*base, *new)}) > 1:
-        return "data or number of steps differ"
+    if metric.key == "final_loss" and (gap := loss_gap([(run.folder, run.loss_of) for run in (*base, *new)])):
+        return gap
     not_positive = [
         f"{run.name} ({value:.4g})"
         for run in (*base, *new)

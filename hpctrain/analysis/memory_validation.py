@@ -14,6 +14,10 @@ from hpctrain.plan.table_cells import COLUMNS
 _FITTED_TABLE = "48 node contenders"
 _CHOSEN_LOADS = ("sequence ", "micro batch ", "from params_b")
 """Words of assumptions that make a peak one of ours, not of the row."""
+_SETTINGS = (
+    "source model layers hidden heads seq_len gpu num_gpus tp pp cp_sp dp zero_stage offload_optimizer offload_param"
+    " activation_ckpt micro_batch_per_gpu precision"
+).split()
 RIGHT, FALSE_FIT, FALSE_REFUSAL, UNDECIDED = "right", "false fit", "false refusal", "undecided"
 
 
@@ -69,6 +73,22 @@ def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(table)
+
+
+def repeated_peaks(rows: pd.DataFrame) -> pd.DataFrame:
+    """Peaks of equal settings, a row each: ``count``, ``lowest``, ``highest`` and ``spread`` (highest over lowest - 1).
+
+    No prediction can be nearer to both ends than half of the spread. Accumulation does not change a peak, so the global batch may
+    differ.
+
+    Args:
+        rows: of ``memory_rows``, of sources whose tables use one software.
+    """
+    measured = rows[rows["peak_mem_gb"].notna()]
+    groups = measured.groupby(_SETTINGS, dropna=False)["peak_mem_gb"]
+    table = groups.agg(count="count", lowest="min", highest="max").reset_index()
+    table = table[table["count"] > 1]
+    return table.assign(spread=table["highest"] / table["lowest"] - 1).sort_values("spread", ascending=False)
 
 
 def memory_row_name(row: pd.Series) -> str:

@@ -15,6 +15,7 @@ import pandas as pd
 from hpctrain.errors import ConfigError, Problem
 from hpctrain.plan import stated_run as stated
 from hpctrain.plan.flop_conventions import FlopConvention
+from hpctrain.plan.memory_choice import choose_memory
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.software import Software
 from hpctrain.plan.step_parts import Machine, Setup
@@ -54,8 +55,15 @@ def published_run(row: Mapping[Any, Any]) -> PublishedRun:
         raise _refusal("does not state tp, pp, dp")
     run = stated.stated_run(known)
     assert run.machine is not None, "the GPU is stated"
+    choice = choose_memory(run, known)
+    chosen = tuple(f"{words}, since it does not fit otherwise" for words in choice.chosen)
     return PublishedRun(
-        run.setup, run.machine, run.trainer.software, run.num_parameters, run.convention, run.assumptions
+        choice.setup,
+        run.machine,
+        run.trainer.software,
+        run.num_parameters,
+        run.convention,
+        (*run.assumptions, *chosen),
     )
 
 

@@ -103,10 +103,23 @@ class RunSummary:
     predicted_step_time_s: float | None = None
     prediction_error: float | None = None
     """Predicted step time over the measured one, less 1: above 0 the plan was too pessimistic."""
+    predicted_step_time_low_s: float | None = None
+    """The plan's own range, up to ``predicted_step_time_high_s``."""
+    predicted_step_time_high_s: float | None = None
+    in_predicted_range: bool | None = None
+    """The measured step time lies in that range; None: one of them is not known."""
+    prediction_gap: str | None = None
+    """Why the plan predicted no step time; None: it did."""
+    calibration: str | None = None
+    """Factors in the predicted times and the past runs that they are from, in words; None: none."""
     predicted_memory_bytes: int | None = None
     """The plan's estimate for one rank: on its GPU, or on ``device=cpu`` in the host's memory."""
     memory_error: float | None = None
     """Predicted memory over the measured peak, less 1: above 0 the plan was too pessimistic."""
+    predicted_host_bytes: int | None = None
+    """The plan's estimate of host memory, of all ranks of a node together."""
+    forced: str | None = None
+    """What the plan says is short and --force let pass; None: nothing."""
     memory_capacity_bytes: int | None = None
     """Of one GPU."""
     state: str = "not started"

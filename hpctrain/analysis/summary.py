@@ -18,6 +18,7 @@ from hpctrain.analysis.steady import seeks_loss_scale
 from hpctrain.analysis.validation_files import last_validation_loss
 from hpctrain.analysis.validity import invalid_reasons, num_missing_steps, world_sizes
 from hpctrain.analysis.wall_clock import wall_clock
+from hpctrain.errors import FORCED_KINDS
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.lines import number_problem
 from hpctrain.record.schema import AttemptRecord
@@ -49,7 +50,7 @@ def summarise(data: RunData) -> RunSummary:
 
 def _with_planned(summary: RunSummary, plan: RunPlan) -> RunSummary:
     on_gpu = plan.device == "cuda"
-    memory = plan.memory
+    memory, speed = plan.memory, plan.prediction
     return replace(
         summary,
         name=plan.name,
@@ -74,10 +75,16 @@ def _with_planned(summary: RunSummary, plan: RunPlan) -> RunSummary:
         num_steps=plan.num_steps,
         peak_tflops_per_gpu=plan.peak_tflops_per_gpu,
         achievable_tflops_per_gpu=plan.achievable_tflops_per_gpu,
-        predicted_step_time_s=None if plan.prediction is None else plan.prediction.step_time_s,
+        predicted_step_time_s=speed.step_time_s if speed else None,
+        predicted_step_time_low_s=speed.low_s if speed else None,
+        predicted_step_time_high_s=speed.high_s if speed else None,
+        prediction_gap=plan.prediction_gap or None,
+        calibration=speed.calibration.text if speed and speed.calibration else None,
         predicted_memory_bytes=(
             memory.allocator_bytes if on_gpu else memory.host_bytes_per_node // memory.ranks_per_node
         ),
+        predicted_host_bytes=memory.host_bytes_per_node,
+        forced="; ".join(str(replace(each, fix="")) for each in plan.problems if each.kind in FORCED_KINDS) or None,
         memory_capacity_bytes=memory.gpu_capacity_bytes if on_gpu else None,
     )
 
@@ -119,6 +126,10 @@ def _error(predicted: float | None, measured: float | None) -> float | None:
     return predicted / measured - 1 if predicted is not None and measured else None
 
 
+def _is_between(value: float, low: float | None, high: float | None) -> bool | None:
+    return None if low is None or high is None else low <= value <= high
+
+
 def _median_part(steps: Columns, name: str) -> float | None:
     """Of a part of the steady steps; None where one of them does not tell it."""
     times_s = steps[name][steps["steady"]]
@@ -140,6 +151,7 @@ def _with_speeds(row: RunSummary, plan: RunPlan, steps: Columns) -> RunSummary:
         step_time_high_s=step_time.high,
         tokens_per_s=tokens / step_time.median,
         prediction_error=_error(row.predicted_step_time_s, step_time.median),
+        in_predicted_range=_is_between(step_time.median, row.predicted_step_time_low_s, row.predicted_step_time_high_s),
         data_time_s=_median_part(steps, "data_time_s"),
         forward_time_s=_median_part(steps, "forward_time_s"),
         backward_time_s=_median_part(steps, "backward_time_s"),

@@ -77,7 +77,9 @@ def _role(row: Mapping[Any, Any]) -> str:
         "llm-foundry.csv": ampere or gpus == 8,
         "fms-fsdp.csv": ampere,
         "megatron.csv": "SC21" in row["source"] and gpus <= 512,
-        "azure-deepspeed.csv": row["seq_len"] == 512,
+        "azure-deepspeed.csv": row["seq_len"] == 512 or (row["model"] == "GPT 1T" and row["micro_batch_per_gpu"] == 8),
+        "memory-peaks.csv": row["source"] == "torchtitan" and row["model"] == "Llama-3.1-8B" and row["seq_len"] > 8192,
+        "nemo.csv": row["source"].startswith("DGX Cloud"),
         "zero-family.csv": "low-precision master weights" in row["source"],
         "bigscience.csv": ampere and any(words in row["notes"] for words in _BIGSCIENCE_FITTED),
     }

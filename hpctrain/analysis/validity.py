@@ -23,10 +23,14 @@ MAX_DEAD_SHARE = 0.05
 A choice; healthy bf16 runs have none."""
 
 
+_PREDICTED = ("step_time_s", "low_s", "high_s")
+
+
 def plan_problem(plan: RunPlan) -> str:
     """Text if a number of the plan cannot be reckoned with; else empty."""
     layout, batch, memory, flops = plan.layout, plan.batch, plan.memory, plan.flops_per_step
-    prediction = {} if plan.prediction is None else {"prediction.step_time_s": plan.prediction.step_time_s}
+    speed = plan.prediction
+    prediction = {} if speed is None else {f"prediction.{name}": getattr(speed, name) for name in _PREDICTED}
     positive = {
         "num_parameters": plan.num_parameters,
         "layout.num_nodes": layout.num_nodes,

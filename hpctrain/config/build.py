@@ -11,6 +11,7 @@ import yaml
 
 from hpctrain.config.schema import Config
 from hpctrain.config.strict_values import read_strictly, type_hints
+from hpctrain.errors import ConfigError, Problem
 
 
 def build_config(values: Mapping[str, Any]) -> Config:
@@ -22,7 +23,14 @@ def build_config(values: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: unknown keys (with the nearest known ones), wrong types, values out of range; all of them at once.
     """
+    if values.get(_NOT_TYPED) is not None:
+        rule, fix = "is no key of hpctrain", "plan --calibration FILE names a file of factors"
+        raise ConfigError((Problem(_NOT_TYPED, str(values[_NOT_TYPED]), rule, fix),))
     return read_strictly(Config, _with_spelled_blend(values))
+
+
+_NOT_TYPED = "calibration"
+"""Put into the configuration by the program, see ``Config``."""
 
 
 def _with_spelled_blend(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -50,7 +58,7 @@ def config_fields(section: tuple[str, ...] = ()) -> dict[str, Any]:
         # A section that may be left out is a union with None.
         cls = next((part for part in get_args(hint) if isinstance(part, type) and dataclasses.is_dataclass(part)), hint)
     is_section: bool = dataclasses.is_dataclass(cls)
-    return type_hints(cls) if is_section else {}
+    return {name: hint for name, hint in type_hints(cls).items() if section or name != _NOT_TYPED} if is_section else {}
 
 
 def takes_text(key: str) -> bool:

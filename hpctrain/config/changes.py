@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpctrain.config.build import build_config
 from hpctrain.config.compose import check_overrides, compose_points, config_dir, parse_override
+from hpctrain.config.open_keys import AUTO, NEUTRAL, close_open_keys
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 
@@ -20,10 +21,14 @@ class ChangedConfig:
     config: Config
     changed: tuple[str, ...]
     """Dotted keys whose values are others now."""
+    open_keys: tuple[str, ...] = ()
+    """Keys that the overrides opened (``parallelism=auto``), to be chosen anew; until then they have their plainest value."""
 
 
 def change_config(config: Config, words: Sequence[str], extra_dirs: Sequence[Path] = ()) -> ChangedConfig:
     """The configuration with Hydra overrides applied; a group's name replaces the whole group.
+
+    What ``parallelism=auto`` chose before stays as it is; asked for again, it opens what it had chosen in ``training``, too.
 
     Raises:
         ConfigError: an override is wrong, or the values do not fit the schema.
@@ -33,6 +38,7 @@ def change_config(config: Config, words: Sequence[str], extra_dirs: Sequence[Pat
     groups = {path.name for path in config_dir().iterdir() if path.is_dir()}
     values = _plain(dataclasses.asdict(config))
     before = _flat(values)
+    typed = {override.key_or_group for override in overrides}
     for override, word in zip(overrides, words, strict=True):
         key = override.key_or_group
         if key == "experiment":
@@ -41,12 +47,27 @@ def change_config(config: Config, words: Sequence[str], extra_dirs: Sequence[Pat
             needed = () if key == "model" else ("model=tiny",)
             (point,) = compose_points((*needed, word), False, extra_dirs)
             values[key] = _plain(dataclasses.asdict(getattr(point.config, key)))
+            for name in point.open_keys if key == "parallelism" else ():
+                if name.startswith(f"{key}."):
+                    _set(values, name, False, None, word)
         else:
             _set(values, key, override.is_delete(), override.value(), word)
-    changed = build_config(values)
+    _open_what_was_chosen(values, typed)
+    closed, open_keys = close_open_keys(values)
+    changed = build_config(closed)
     after = _flat(_plain(dataclasses.asdict(changed)))
     keys = [key for key in dict.fromkeys((*before, *after)) if before.get(key, ...) != after.get(key, ...)]
-    return ChangedConfig(changed, tuple(keys))
+    return ChangedConfig(changed, tuple(key for key in keys if key != "run.chosen"), open_keys)
+
+
+def _open_what_was_chosen(values: dict[str, Any], typed: Collection[str]) -> None:
+    """``parallelism=auto``, asked for again, opens what it had chosen in ``training``; what is typed is chosen no more."""
+    kept = [key for key in values["run"]["chosen"] if key not in typed and key.partition(".")[0] not in typed]
+    values["run"]["chosen"] = kept
+    if values["parallelism"]["name"] == AUTO:
+        for key in kept:
+            if key.startswith("training.") and key in NEUTRAL:
+                _set(values, key, False, None, key)
 
 
 def _set(values: dict[str, Any], key: str, is_delete: bool, value: Any, word: str) -> None:

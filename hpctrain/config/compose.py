@@ -20,6 +20,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from hpctrain.config.build import build_config, config_fields, takes_text
 from hpctrain.config.experiments import GROUP, SWEEP_KEY, experiment_file, stated_groups, sweep_blocks
 from hpctrain.config.hydra_text import hydra_text, quoted_word
+from hpctrain.config.open_keys import AUTO, close_open_keys
 from hpctrain.config.schema import Config
 from hpctrain.config.shell_hint import shell_variable_hint
 from hpctrain.config.sweep_axes import Axis, can_be_set, plain_values, refers_to_others, settable_axes, with_value
@@ -42,9 +43,17 @@ class Point:
     overrides: tuple[str, ...]
     """Hydra's own spelling of what was chosen, quoted so that Hydra reads it back; secrets are left out."""
     config: Config
+    """Complete in type; what is open has its plainest value until it is chosen."""
     assumptions: tuple[str, ...]
+    open_keys: tuple[str, ...] = ()
+    """Keys that nobody stated and that ``plan/search`` chooses; a point of which some are open is not planned as it is."""
     rerun_of: str = ""
     """Folder of the run that the configuration was taken from; empty: it was composed."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something is to be chosen, if only a name for what is stated in ``parallelism=auto``."""
+        return bool(self.open_keys) or self.config.parallelism.name == AUTO
 
 
 def config_dir() -> Path:
@@ -337,7 +346,9 @@ class _Composer:
         for place in changed:
             axis = self._axes[place]
             values = with_value(values, axis.key, axis.values[combination[place]].value)
-        return Point(overrides, build_config(values), _assumptions(composed.choices, values, self._stated))
+        closed, open_keys = close_open_keys(values)
+        assumptions = _assumptions(composed.choices, values, self._stated)
+        return Point(overrides, build_config(closed), assumptions, open_keys)
 
     def _compose(self, combination: tuple[int, ...]) -> _Composed:
         if combination not in self._composed:

@@ -14,3 +14,7 @@ class Limits:
     lt: float | None = None
     le: float | None = None
     min_length: int | None = None
+    between: tuple[float, float] | None = None
+    """Least and greatest value that hardware has; beyond them the number is in another unit."""
+    unit: str = ""
+    """Of ``between``, with an example, for the message."""

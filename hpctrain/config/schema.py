@@ -10,7 +10,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from hpctrain.config import ranges
 from hpctrain.config.aio import AioConfig
+from hpctrain.config.calibration import Calibration
 from hpctrain.config.limits import Limits
 from hpctrain.config.trackers import TrackConfig
 
@@ -33,16 +35,16 @@ class ModelConfig:
 
     name: Text
     architecture: Architecture
-    num_layers: Count
-    hidden_size: Count
-    num_heads: Count
-    vocab_size: Count
-    max_seq_len: Count
-    num_kv_heads: Count | None = None
+    num_layers: ranges.Layers
+    hidden_size: ranges.Hidden
+    num_heads: ranges.Heads
+    vocab_size: ranges.Vocabulary
+    max_seq_len: ranges.SequenceLength
+    num_kv_heads: ranges.Heads | None = None
     """Key and value heads; None: as many as ``num_heads``."""
-    head_dim: Count | None = None
+    head_dim: ranges.Hidden | None = None
     """Width of one head; None: ``hidden_size / num_heads``."""
-    ffn_hidden_size: Count | None = None
+    ffn_hidden_size: ranges.FeedForward | None = None
     """Width of the feed-forward layer; None: ``4 * hidden_size``."""
     tie_embeddings: bool = True
     norm_eps: Positive = 1e-5
@@ -105,41 +107,41 @@ class HardwareConfig:
     name: Text
     device: DeviceKind
     gpu: Text
-    gpus_per_node: Count
+    gpus_per_node: ranges.GpusPerNode
     cpu: Text
     cpu_cores_per_node: Count | None
-    host_memory_gib: Positive | None
+    host_memory_gib: ranges.HostGib | None
     default_precision: Precision
-    gpu_memory_gib: Positive | None = None
+    gpu_memory_gib: ranges.GpuGib | None = None
     """Memory of one GPU that a process can allocate; None on CPU, where ranks share the host's."""
-    peak_tflops: dict[Precision, Positive] = field(default_factory=dict)
+    peak_tflops: dict[Precision, ranges.Tflops] = field(default_factory=dict)
     """Dense peak of one GPU, 1e12 FLOP/s by data type; empty: no MFU is computed."""
-    intra_node_gb_per_s: Positive | None = None
+    intra_node_gb_per_s: ranges.LinkRate | None = None
     """GPU to GPU inside a node, one direction, GB/s a GPU."""
-    inter_node_gb_per_s: Positive | None = None
+    inter_node_gb_per_s: ranges.NetworkRate | None = None
     """Network of one node, one direction, GB/s (all adapters together)."""
-    achievable_tflops: dict[Precision, Positive] = field(default_factory=dict)
+    achievable_tflops: dict[Precision, ranges.Tflops] = field(default_factory=dict)
     """Best measured matmul rate of one GPU, 1e12 FLOP/s by data type; empty: no step time is predicted."""
-    gpu_memory_gb_per_s: Positive | None = None
+    gpu_memory_gb_per_s: ranges.GpuMemoryRate | None = None
     """Bandwidth of one GPU's memory, GB/s."""
-    host_link_gb_per_s: Positive | None = None
+    host_link_gb_per_s: ranges.LinkRate | None = None
     """GPU to host memory, one direction, GB/s a GPU; asked for where something is offloaded."""
-    host_memory_gb_per_s: Positive | None = None
+    host_memory_gb_per_s: ranges.HostMemoryRate | None = None
     """Memory of a node's processors, GB/s, all sockets together; asked for where the optimizer runs on the CPU."""
     nvme_path: Text | None = None
     """Folder on the node's own NVMe; None: stated by ``parallelism.nvme_path`` where something is moved there."""
-    nvme_gib_per_node: Positive | None = None
+    nvme_gib_per_node: ranges.NvmeGib | None = None
     """Room of that file system, GiB a node; None: looked at when the ranks start."""
-    nvme_read_gb_per_s: Positive | None = None
+    nvme_read_gb_per_s: ranges.NvmeRate | None = None
     """Sequential reads, GB/s a node, all drives together; asked for where something is moved to NVMe, as the next."""
-    nvme_write_gb_per_s: Positive | None = None
+    nvme_write_gb_per_s: ranges.NvmeRate | None = None
     price_per_gpu_hour: Positive | None = None
     """Price of one GPU for one hour, in ``price_currency``; ``plan --price`` wins."""
     price_currency: Text | None = None
     """Such as USD; None: money is printed without one."""
-    gpu_power_w: Positive | None = None
+    gpu_power_w: ranges.GpuWatts | None = None
     """Board power limit of one GPU, W; None: no energy of the GPUs is computed."""
-    node_power_w: Positive | None = None
+    node_power_w: ranges.NodeWatts | None = None
     """Greatest power of a whole node, W, without network switches and cooling of the hall; None: not stated."""
     node_mtbf_hours: Positive | None = None
     """Hours of one node between failures that end a job, on average; ``plan --mtbf-hours`` wins."""
@@ -259,13 +261,13 @@ class TrainingConfig:
     num_steps: Count
     payload: Literal["train", "launch_check"] = "train"
     """launch_check: ranks meet, count themselves and leave; no torch, no GPU work."""
-    seq_len: Count | None = None
+    seq_len: ranges.SequenceLength | None = None
     """Tokens of one sequence; None: the model's ``max_seq_len``."""
-    micro_batch_size: Count | None = None
+    micro_batch_size: ranges.MicroBatch | None = None
     """Sequences per data-parallel rank per forward; None: the largest of 8, 4, 2, 1 that the estimate fits."""
-    global_batch_size: Count | None = None
+    global_batch_size: ranges.GlobalBatch | None = None
     """Sequences per optimizer step; None: micro batch x data-parallel degree x accumulation."""
-    gradient_accumulation_steps: Count | None = None
+    gradient_accumulation_steps: ranges.MicroBatch | None = None
     batch_ramp: BatchRampConfig | None = None
     """Begin with a smaller global batch, by less accumulation; None: the full one from the first step."""
     precision: Precision | None = None
@@ -356,13 +358,15 @@ class RunConfig:
     name: Text | None = None
     """None: made from model, nodes and parallelism."""
     note: str = ""
+    chosen: tuple[Text, ...] = ()
+    """Written by the plan: keys whose values ``parallelism=auto`` chose; ``rerun RUN parallelism=auto`` opens them again."""
 
 
 @dataclass(frozen=True)
 class Config:
     """All groups of one run, composed by Hydra, resolved and checked."""
 
-    nodes: Count
+    nodes: ranges.Nodes
     model: ModelConfig
     parallelism: ParallelismConfig
     hardware: HardwareConfig
@@ -376,6 +380,8 @@ class Config:
     """Environment variables of every rank; they win over what hpctrain would set. Secret ones are written to no file."""
     env_from_shell: tuple[Text, ...] = ()
     """Names of variables that ranks get as they are in the submitting shell; their values are written to no file."""
+    calibration: Calibration | None = None
+    """Of past runs, for the predicted step: found beside them (``launch.calibrations``), never typed and not in config.yaml."""
 
     @property
     def precision(self) -> Precision:

@@ -179,6 +179,8 @@ def _limited(scalar: type, limits: Limits) -> Reader:
     ]
 
     def read(value: Any, key: str) -> Any:
+        if limits.unit and isinstance(value, str):
+            raise _error(key, _shown(value), _RULES[scalar], f"it is in {limits.unit}")
         found = read_scalar(value, key)
         if limits.min_length is not None and len(found) < limits.min_length:
             raise _error(key, repr(value), "must not be empty")
@@ -186,6 +188,9 @@ def _limited(scalar: type, limits: Limits) -> Reader:
             if not holds(found, limit):
                 fix = f"nearest: {limit + 1}" if scalar is int and words == "greater than" else ""
                 raise _error(key, str(value), f"must be {words} {limit}", fix)
+        if limits.between is not None and not limits.between[0] <= found <= limits.between[1]:
+            least, most = limits.between
+            raise _error(key, str(value), f"must be from {least:,} to {most:,}", f"it is in {limits.unit}")
         return found
 
     return read

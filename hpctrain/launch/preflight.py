@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import secrets
@@ -11,14 +12,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpctrain.config.schema import DataConfig, TrainingConfig
+from hpctrain.config.schema import Config, DataConfig, TrainingConfig
 from hpctrain.errors import ConfigError, LaunchError, Problem
 from hpctrain.plan.azureml_job import is_uri
 from hpctrain.plan.checkpoint_size import room_problem
 from hpctrain.plan.data_rules import named_paths
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.text_files import text_files
-from hpctrain.units import gib
+from hpctrain.units import GIB, gib
 from hpctrain.user_path import user_path
 
 
@@ -125,8 +126,13 @@ def require_packages(needed: Mapping[str, str], why: str) -> None:
         raise LaunchError(f"{', '.join(missing)}: missing in {sys.prefix}, {why}; pip install 'hpctrain[{extras}]'")
 
 
-def check_this_machine(plan: RunPlan, force: bool) -> None:
+def check_this_machine(config: Config, plan: RunPlan, force: bool) -> None:
     """Before a local run: GPUs and memory for its ranks.
+
+    Args:
+        config: of the run.
+        plan: of the run.
+        force: see ``--force``.
 
     Raises:
         LaunchError: fewer GPUs than asked for.
@@ -142,10 +148,28 @@ def check_this_machine(plan: RunPlan, force: bool) -> None:
 
     needed, there = plan.memory.host_bytes_per_node, psutil.virtual_memory().total
     if needed > there and not force and plan.payload == "train":
+        from hpctrain.plan.changes.cheapest import cheapest_changes
+        from hpctrain.plan.changes.render import render_changes
+
         ranks = plan.layout.gpus_per_node
         rule = f"estimated need of {ranks} ranks; this machine has {gib(there)}, short by {gib(needed - there)}"
-        fix = "a smaller model or training.micro_batch_size, or fewer ranks (hardware.gpus_per_node); --force runs all the same"
-        raise ConfigError((Problem("memory.host", gib(needed), rule, fix, kind="memory"),))
+        problem = Problem("memory.host", gib(needed), rule, "--force runs all the same", kind="memory")
+        memory = dataclasses.replace(plan.memory, host_capacity_bytes=there)
+        refused = dataclasses.replace(plan, memory=memory, problems=(problem,))
+        changes = cheapest_changes(_with_memory_of_this_machine(config, plan, there), refused)
+        raise ConfigError((problem,), f"{problem}\n{render_changes(changes)}")
+
+
+def _with_memory_of_this_machine(config: Config, plan: RunPlan, num_bytes: int) -> Config:
+    """The same with what the plan chose stated: the next plan will not know this machine's memory either."""
+    training = dataclasses.replace(
+        config.training,
+        micro_batch_size=plan.batch.micro_batch_size,
+        activation_checkpointing=plan.activation_checkpointing,
+    )
+    hardware = dataclasses.replace(config.hardware, host_memory_gib=num_bytes / GIB)
+    run = dataclasses.replace(config.run, chosen=())
+    return dataclasses.replace(config, training=training, hardware=hardware, run=run)
 
 
 def check_run_root(root: str) -> Path:

@@ -10,12 +10,15 @@ import os
 from collections.abc import Iterator, Sequence
 
 from hpctrain.config.changes import ChangedConfig, change_config
+from hpctrain.config.compose import Point
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, LaunchError, Problem, RecordError
+from hpctrain.launch.point_plans import closed_points
 from hpctrain.launch.status.rows import RunStatus
 from hpctrain.plan.nodelist import node_names
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.checkpoints import Checkpoint, read_checkpoints
+from hpctrain.record.deciding_keys import DECIDE_NOTHING, HOW_IT_IS_SPREAD
 from hpctrain.record.files import write_json, write_text
 from hpctrain.record.frozen_config import config_text
 from hpctrain.record.paths import RunPaths
@@ -24,28 +27,6 @@ from hpctrain.record.resume_check import is_cut_alike, resume_problems
 from hpctrain.record.schema import AttemptRecord
 from hpctrain.secret_text import redact_override
 from hpctrain.units import counted
-
-_HOW_IT_IS_SPREAD = (
-    *("nodes", "hardware.gpus_per_node", "parallelism.", "training.micro_batch_size"),
-    *("training.gradient_accumulation_steps", "training.activation_checkpointing", "training.offload_activations"),
-    "training.loss_chunk_size",
-)
-"""Over how many ranks, and in which parts: the global batch stays, and a checkpoint's state is cut anew."""
-_MAY_CHANGE = (
-    *(
-        "cluster.",
-        "launch.",
-        "env.",
-        "run.note",
-        "training.num_steps",
-        "training.log_interval",
-        "training.keep_checkpoints",
-    ),
-    *("training.checkpoint_", "training.check_checkpoint_room", "training.start_timeout_min"),
-    *("training.collective_timeout_min", "training.telemetry_interval_s", "training.compile"),
-    *_HOW_IT_IS_SPREAD,
-)
-"""Keys, or beginnings of keys, that do not decide what a step computes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,9 +113,14 @@ def resumed_config(run: RunPaths, config: Config, request: ResumeRequest) -> Res
     problems = [*_kept_problems(config, changed), *_steps_problems(run, config, changed.config)]
     if problems:
         raise ConfigError(problems)
-    notes = [f"{key} is changed" for key in changed.changed]
+    told = changed.changed
+    if changed.open_keys:  # what is chosen is told by its own note
+        told = tuple(key for key in told if not key.startswith("parallelism.") and key not in changed.open_keys)
+    notes = [f"{key} is changed" for key in told]
     changed, batch_notes = _with_the_same_batch(run, changed)
-    notes += batch_notes
+    (closed,) = closed_points([Point((), changed.config, (), changed.open_keys)])
+    changed = dataclasses.replace(changed, config=closed.config)
+    notes += [*batch_notes, *closed.assumptions]
     if changed.config.training.num_steps != config.training.num_steps:
         notes.append(
             f"training.num_steps={changed.config.training.num_steps}: the learning-rate schedule now ends there, and not at"
@@ -146,7 +132,7 @@ def resumed_config(run: RunPaths, config: Config, request: ResumeRequest) -> Res
 
 def _with_the_same_batch(run: RunPaths, changed: ChangedConfig) -> tuple[ChangedConfig, list[str]]:
     """The global batch as it was, where the ranks or their micro batches are others now; the accumulation follows from it."""
-    if not any(key.startswith(_HOW_IT_IS_SPREAD) for key in changed.changed):
+    if not any(key.startswith(HOW_IT_IS_SPREAD) for key in (*changed.changed, *changed.open_keys)):
         return changed, []
     training, batch = changed.config.training, read_plan(run).batch
     notes = []
@@ -166,7 +152,7 @@ def _kept_problems(before: Config, changed: ChangedConfig) -> list[Problem]:
     values = dataclasses.asdict(changed.config)
     problems = []
     for key in changed.changed:
-        if not key.startswith(_MAY_CHANGE):
+        if not key.startswith(DECIDE_NOTHING):
             value: object = values
             for part in key.split("."):
                 value = value.get(part) if isinstance(value, dict) else None
@@ -178,6 +164,19 @@ def _kept_problems(before: Config, changed: ChangedConfig) -> list[Problem]:
             Problem("cluster.kind", changed.config.cluster.kind, rule, "rerun RUN cluster=... begins a new run")
         )
     return problems
+
+
+def refused_as_resumed(error: ConfigError) -> ConfigError:
+    """The same refusal, with what of its fixes is not open to a run that goes on."""
+    keys = (problem.key for problem in error.problems if problem.key.startswith(("model.", "training.", "data.")))
+    kept = dict.fromkeys(key for key in keys if not key.startswith(DECIDE_NOTHING))
+    if not kept:
+        return error
+    is_or_are = "stays what it was" if len(kept) == 1 else "stay what they were"
+    return ConfigError(
+        error.problems,
+        f"{error}\n{' and '.join(kept)} {is_or_are} in a run that goes on: take another way, or begin a new run with rerun",
+    )
 
 
 def _steps_problems(run: RunPaths, before: Config, after: Config) -> list[Problem]:

@@ -109,6 +109,7 @@ def _fill_run_folder(run: RunPaths, point: Point, plan: RunPlan, python: str) ->
 
 
 def _write_run(run: RunPaths, point: Point, plan: RunPlan) -> None:
+    assert not point.is_open, "plan_points closes a point before anything is frozen"
     for folder in (run.attempts, run.submitit if plan.cluster_kind == "local" else run.logs):
         folder.mkdir(parents=True)
     write_text(run.config, config_text(_with_absolute_paths(point.config)))

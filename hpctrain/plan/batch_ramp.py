@@ -10,6 +10,7 @@ Source: Megatron-LM, megatron/core/num_microbatches_calculator.py, RampupBatchsi
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from itertools import pairwise
 
 from hpctrain.config.schema import BatchRampConfig
 from hpctrain.errors import Problem
-from hpctrain.plan.divisors import divisors
+from hpctrain.plan.divisors import divisors, nearest_spread
 
 
 @dataclass(frozen=True)
@@ -91,20 +92,24 @@ def steps_for_samples(stages: Sequence[RampStage], samples: float) -> int:
     return stage.first_step - 1 + int(-((samples - stage.first_sample) // -stage.global_batch_size))
 
 
-def ramp_problems(ramp: BatchRampConfig, full: int, per_micro_step: int) -> list[Problem]:
+def ramp_problems(ramp: BatchRampConfig, full: int, micro_batch_size: int, degree: int) -> list[Problem]:
     """Why ``training.batch_ramp`` makes no ramp: each batch must be whole micro steps, and the increments meet the full one.
 
     Args:
         ramp: as stated.
         full: ``training.global_batch_size``.
-        per_micro_step: micro batch x data-parallel degree.
+        micro_batch_size: sequences.
+        degree: data-parallel ranks.
     """
     problems = []
-    unit = f"training.micro_batch_size x data-parallel degree = {per_micro_step}"
+    per_micro_step = micro_batch_size * degree
+    unit = f"training.micro_batch_size x data-parallel degree = {micro_batch_size} x {degree} = {per_micro_step}"
+    # Of the whole ramp, so that this way leaves no other problem.
+    spread = nearest_spread(math.gcd(ramp.start, ramp.increment, full), micro_batch_size, degree)
     for name, value in (("start", ramp.start), ("increment", ramp.increment)):
         if value % per_micro_step:
             rule = f"must be a multiple of {unit} ({value} mod {per_micro_step} = {value % per_micro_step})"
-            problems.append(_problem(name, value, rule, _multiples(value, per_micro_step, full)))
+            problems.append(_problem(name, value, rule, f"{_multiples(value, per_micro_step, full)}, or {spread}"))
     if ramp.start >= full:
         rule = f"must be below training.global_batch_size={full}, to which it grows"
         fix = f"set training.global_batch_size={ramp.start + ramp.increment} or more"

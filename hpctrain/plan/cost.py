@@ -172,7 +172,8 @@ def _goodput(
         return goodput, ""
     return goodput, (
         f"failures: the job fails every {goodput.job_mtbf_s:.3g} s, and {goodput.interval_s:.3g} s of steps,"
-        f" {write_s:.3g} s of saving and {restart_s:.3g} s of restart do not fit between: it does not get on"
+        f" {write_s:.3g} s of saving and {restart_s:.3g} s of restart do not fit between: it does not get on;"
+        " hours, money and energy are of the steps alone"
     )
 
 

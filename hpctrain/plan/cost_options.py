@@ -62,7 +62,7 @@ COST_HELP = """\
 
 _MULTIPLES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _NUMBER = re.compile(r"[+-]?([0-9]+(_[0-9]+)*(\.[0-9]+)?([eE][+-]?[0-9]+)?|\.[0-9]+)")
-_PRICE = re.compile(r"(?P<number>.*?)\s*(?P<currency>[A-Z]{3})?", re.DOTALL)
+_PRICE = re.compile(r"(?P<number>(.*?[0-9.][KMBT]?)?)\s*(?P<currency>[A-Z]{3})?", re.DOTALL)
 
 
 def take_cost_options(words: Sequence[str]) -> tuple[CostOptions, tuple[str, ...]]:

@@ -8,7 +8,9 @@ On a CPU torch 2.13 composes RMSNorm of plain operators: these keep its input an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
+from hpctrain.plan.elementwise import chosen
 from hpctrain.plan.rank_work import RankWork
 
 _FP32 = 4
@@ -54,21 +56,21 @@ class DecoderActivations:
     def _bytes(self, elements: int) -> int:
         return self._tokens * elements * self._width
 
-    @property
+    @cached_property
     def block_input(self) -> int:
         """What recomputation keeps of a block."""
         return self._bytes(self._hidden)
 
-    @property
+    @cached_property
     def _attention_side(self) -> int:
         """Elements: queries, keys and values, in a Llama rotated and copied, and attention's result.
 
         The result is sent on where sequence-parallel ranks exchange it, so that the projection reads another tensor.
         """
-        results = 2 if self._is_exchanged else 1
+        results = chosen(self._is_exchanged, 2, 1)
         return self._query + 2 * self._key + results * self._query
 
-    @property
+    @cached_property
     def _statistics(self) -> int:
         """Bytes: the sum of exponentials of each head, and of each norm one or two numbers a token, in fp32."""
         return self._tokens * _FP32 * (self._heads + (2 if self._is_llama else 4))
@@ -85,14 +87,14 @@ class DecoderActivations:
         in_fp32 = _FP32 if self._width == _FP32 else 2 * _FP32 - (0 if input_is_kept else self._width)
         return number * self._tokens * self._hidden * in_fp32
 
-    @property
+    @cached_property
     def _kept_inner(self) -> int:
         """Elements of the feed-forward: what the activation function reads, in a Llama gate and up; and what it gives out, in a
         Llama with the gate's own result. Selective recomputation keeps what it reads."""
         read = (2 if self._is_llama else 1) * self._inner
         return read if self._is_selective else 2 * read
 
-    @property
+    @cached_property
     def block(self) -> int:
         """What a block keeps without full recomputation, its input included."""
         outside = 2 * self._hidden + 2 * self._norm

@@ -42,7 +42,7 @@ _A100 = {"fp32": 19.5, "tf32": 156.0, "fp16": 312.0, "bf16": 312.0}
 _V100 = {"fp32": 15.7, "fp16": 125.0}
 _HOPPER = {"fp32": 67.0, "tf32": 494.5, "fp16": 989.0, "bf16": 989.0, "fp8": 1979.0}
 _A100_RATE = {"fp16": 271.2, "bf16": 271.2}
-_HOPPER_RATE = {"fp16": 794.5, "bf16": 794.5}
+_HOPPER_RATE = {"fp16": 794.5, "bf16": 794.5, "fp8": 1453.0}
 
 _TABLE = (
     Device("A100-SXM-80GB", 80, _A100, 2039, 300, _PCIE4, f"NVIDIA A100 data sheet; {_MAMF}", _A100_RATE),
@@ -59,7 +59,12 @@ _TABLE = (
     Device("V100-SXM-16GB", 16, _V100, 900, 150, _PCIE3, "NVIDIA V100 data sheet, NVLink form"),
     Device("V100-PCIE-32GB", 32, {"fp32": 14.0, "fp16": 112.0}, 900, None, _PCIE3, "NVIDIA V100 data sheet, PCIe form"),
     Device("V100-PCIE-16GB", 16, {"fp32": 14.0, "fp16": 112.0}, 900, None, _PCIE3, "NVIDIA V100 data sheet, PCIe form"),
+    Device("T4-PCIE-16GB", 16, {"fp32": 8.1, "fp16": 65.0}, 320, None, _PCIE3, "NVIDIA T4 data sheet of 2019"),
     Device("H100-SXM-80GB", 80, _HOPPER, 3350, 450, _PCIE5, f"NVIDIA H100 data sheet, SXM; {_MAMF}", _HOPPER_RATE),
+    Device(
+        *("H100-SXM-96GB", 96, _HOPPER, 2400, 450, _PCIE5, f"torchtitan, benchmarks/ of 2024-12, HBM2e; {_MAMF}"),
+        _HOPPER_RATE,
+    ),
     Device(
         "H100-PCIE-80GB",
         80,
@@ -144,6 +149,15 @@ _TABLE = (
         _PCIE5,
         "Intel Data Center GPU Max 1550 specification, both stacks of a card together; vector units for fp32",
     ),
+    Device(
+        "MAX-1550-TILE-64GB",
+        64,
+        {"fp32": 26.2, "tf32": 209.5, "fp16": 419.5, "bf16": 419.5},
+        1638,
+        200,
+        _PCIE5 / 2,
+        "Intel Data Center GPU Max 1550 specification, one of the two stacks, which share the card's links",
+    ),
 )
 DEVICES: dict[str, Device] = {device.name: device for device in _TABLE}
 
@@ -151,16 +165,18 @@ _FAMILIES = {name.split("-")[0] for name in DEVICES}
 _VENDOR_WORDS = set(
     "nvidia tesla amd instinct intel r data center gpu hbm2 hbm2e hbm3 hbm3e dgx hgx oam ac corporation".split()
 )
-_FORMS = {"sxm": "SXM", "pcie": "PCIE", "nvl": "NVL", "gcd": "GCD"}
-_GRACE_MEMORY = {"480": "96"}
+_FORMS = {"sxm": "SXM", "pcie": "PCIE", "nvl": "NVL", "gcd": "GCD", "tile": "TILE", "stack": "TILE"}
+_GRACE_MEMORY = {"480": "96", "120": "96"}
 """torch names the GH200 by the memory of its CPU."""
+_ALMOST = 0.07
+"""Between what a data sheet and what a machine say of one memory: 192 and 180 GB of a B200, 80 and 79.15 GiB of an A100."""
 
 
 def find_device(name: str, memory_gb: float | None = None) -> Device:
     """The GPU that a text means: a name of the table, torch's, a data sheet's, or a spelling of the published files.
 
-    What stands in brackets is a remark on the node. Without a form it is the SXM one, without a memory the largest that fits
-    ``name``.
+    What stands in brackets is a remark on the node, a count in front how many there are. Without a form it is the SXM one,
+    without a memory the largest that fits ``name``.
 
     Args:
         name: such as ``A100-SXM4-80GB``, ``NVIDIA H100 80GB HBM3`` or ``A100-40GB (DGX)``.
@@ -178,6 +194,9 @@ def find_device(name: str, memory_gb: float | None = None) -> Device:
     matches = [device for device in DEVICES.values() if device.name.split("-")[0] == family]
     of_form = [device for device in matches if form is None or f"-{form}-" in device.name]
     of_memory = [device for device in of_form if memory is None or str(device.memory_gb) == memory]
+    if memory and not of_memory:
+        near = [device for device in of_form if abs(int(memory) / device.memory_gb - 1) <= _ALMOST]
+        of_memory = sorted(near, key=lambda device: abs(int(memory) - device.memory_gb))
     if unknown or not of_memory:
         given = f"{name} with {memory} GB" if memory and f"{memory}g" not in name.lower() else name
         raise ConfigError([Problem("gpu", given, "is not in the device table", known_names_hint(name, DEVICES))])
@@ -186,7 +205,7 @@ def find_device(name: str, memory_gb: float | None = None) -> Device:
 
 def _read_name(name: str) -> tuple[str, str | None, str | None, list[str]]:
     """Family, form, memory in GB, and the words that mean nothing here."""
-    words = re.findall(r"[a-z0-9]+", re.sub(r"\(.*?\)", " ", name.lower()))
+    words = re.findall(r"[a-z0-9]+", re.sub(r"\(.*?\)|^\s*\d+ ?x ?", " ", name.lower()))
     family, form, memory, unknown = "", None, None, []
     for word in words:
         if word.upper() in _FAMILIES or word == "pvc":
@@ -195,6 +214,6 @@ def _read_name(name: str) -> tuple[str, str | None, str | None, list[str]]:
             form = _FORMS[word.rstrip("2345")]
         elif match := re.fullmatch(r"(\d+)gb?", word):
             memory = _GRACE_MEMORY.get(match[1], match[1]) if family == "GH200" else match[1]
-        elif word not in _VENDOR_WORDS and not (family == "MAX" and word == "1550"):
+        elif word not in _VENDOR_WORDS and (family, word) not in (("MAX", "1550"), ("GB200", "nvl72")):
             unknown.append(word)
     return family, form, memory, unknown

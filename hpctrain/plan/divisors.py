@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 
 def divisors(number: int) -> list[int]:
@@ -25,3 +26,31 @@ def nearest_divisors(number: int, wanted: int) -> list[int]:
     below = [value for value in good if value < wanted][-1:]
     above = [value for value in good if value > wanted][:1]
     return below + above
+
+
+def nearest_where(number: int, is_right: Callable[[int], bool], reach: int = 64) -> list[int]:
+    """The next smaller and the next larger number, from 1 on and not further than ``reach``, for which something holds.
+
+    >>> nearest_where(10, lambda value: value % 7 == 0), nearest_where(3, lambda value: value % 7 == 0)
+    ([7, 14], [7])
+    """
+    below = next((value for value in range(number - 1, max(0, number - reach - 1), -1) if is_right(value)), None)
+    above = next((value for value in range(number + 1, number + reach + 1) if is_right(value)), None)
+    return [value for value in (below, above) if value is not None]
+
+
+def nearest_spread(sequences: int, micro_batch_size: int, degree: int) -> str:
+    """How batches that stay, as in a run that goes on, can be whole micro steps: the nearest micro batch, else degrees.
+
+    Args:
+        sequences: of the batch, or what divides all of them.
+        micro_batch_size: of now.
+        degree: data-parallel ranks.
+
+    >>> nearest_spread(16, 8, 4), nearest_spread(16, 1, 3)
+    ('training.micro_batch_size=4', 'a data-parallel degree of 2 or 4')
+    """
+    if sequences % degree == 0:
+        micro = max(each for each in divisors(sequences // degree) if each <= micro_batch_size)
+        return f"training.micro_batch_size={micro}"
+    return f"a data-parallel degree of {' or '.join(map(str, nearest_divisors(sequences, degree)))}"

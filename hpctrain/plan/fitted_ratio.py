@@ -10,6 +10,7 @@ from hpctrain.config.schema import ParallelismConfig
 
 _STEPS = 20
 """Ratios are multiples of 5 %: whole sub-groups move, and a finer share would be missed."""
+RATIOS = tuple(step / _STEPS for step in range(1, _STEPS + 1))
 
 
 def with_fitted_ratio(

@@ -18,6 +18,32 @@ from hpctrain.plan.rank_parameters import RankParameters
 
 
 @dataclass(frozen=True)
+class Int8:
+    """Gathering in int8, with sizes in elements of the training type.
+
+    What comes as int8 is turned into fp16 at once, in a buffer that lives as long as the gathered one, and each parameter copied
+    out of it in fp16, then, where that is another type, in the training type. Left out: scales, one for up to 16,000 elements.
+    Source: runtime/zero/partition_parameters.py (_all_gather_coalesced, _all_gather_sequential, AllGatherCoalescedHandle.wait).
+    """
+
+    bytes_per_element: int
+    """Of the training type."""
+    is_fp16: bool
+
+    def gathered(self, numel: int) -> int:
+        """Of so many elements in int8."""
+        return math.ceil(numel / self.bytes_per_element)
+
+    def in_fp16(self, numel: int) -> int:
+        """The same in fp16."""
+        return math.ceil(2 * numel / self.bytes_per_element)
+
+    def scratch(self, numel: int) -> int:
+        """Of a parameter in fp16 while it is made in the training type."""
+        return 0 if self.is_fp16 else self.in_fp16(numel)
+
+
+@dataclass(frozen=True)
 class GatherRules:
     """The engine's settings, in elements."""
 
@@ -26,6 +52,8 @@ class GatherRules:
     max_live_parameters: int
     max_reuse_distance: int
     persistence_threshold: int
+    int8: Int8 | None = None
+    """How parameters are gathered as int8; None: they are gathered in the training type."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +67,8 @@ class Visit:
     """At the height of the fetch: flat buffers beside what is copied out of them."""
     held: int
     """While the module computes, prefetched parameters included."""
+    unreleased: int
+    """Of parameters that may be given up those that have not been since the micro step began, gathered or not."""
 
 
 @dataclass(eq=False)
@@ -52,6 +82,7 @@ class _Parameter:
     """Elements that it takes now."""
     users: set[int] = field(default_factory=set)
     queued_until: int = -1
+    was_released: bool = False
 
 
 @dataclass(eq=False)
@@ -63,6 +94,8 @@ class _Handle:
     """Elements of the buffer that several parameters share; 0: there is one parameter, in a buffer of its own."""
     num_waiting: int
     """Parameters that no module has taken over yet; the shared buffer lives as long."""
+    in_fp16: int = 0
+    """Elements of the buffer into which int8 is turned; it lives as long, from when the handle is waited for."""
     is_complete: bool = False
 
 
@@ -79,12 +112,12 @@ class _Module:
     """Parameters of it and of its children."""
     inside_numel: int
 
-    @property
+    @functools.cached_property
     def is_leaf(self) -> bool:
         """Its children's parameters are fetched and released with it."""
         return self.block is not None
 
-    @property
+    @functools.cached_property
     def own(self) -> tuple[_Parameter, ...]:
         """What is fetched for it."""
         return self.inside if self.is_leaf else self.direct
@@ -119,6 +152,8 @@ class _Replay:
             (parameter, step) for step, (module, _, _) in enumerate(self._trace) for parameter in module.own
         )
         self._live = 0
+        own = (parameter for module, _, _ in self._trace for parameter in module.own)
+        self._unreleased = sum(parameter.numel for parameter in dict.fromkeys(own))
         self._num_available = 0
         self._watched: tuple[_Parameter, ...] = ()
         self.most_gathered = 0
@@ -134,9 +169,10 @@ class _Replay:
         for step, (module, is_backward, is_released) in enumerate(self._trace):
             fetching = self._fetch(module, step)
             self._prefetch()
-            visits.append(Visit(is_backward, module.block, fetching, self._live))
-            num_gathered = sum(1 for one in self._watched if one.is_available or one.handle)
-            self.most_gathered = max(self.most_gathered, num_gathered)
+            visits.append(Visit(is_backward, module.block, fetching, self._live, self._unreleased))
+            if self._watched:
+                num_gathered = sum(1 for one in self._watched if one.is_available or one.handle)
+                self.most_gathered = max(self.most_gathered, num_gathered)
             if is_released:
                 self._release(module, step + 1)
         return tuple(visits)
@@ -144,17 +180,17 @@ class _Replay:
     def _fetch(self, module: _Module, step: int) -> int:
         """Fetches what the module needs; returns the elements on the GPU at the height."""
         self._gather([parameter for parameter in module.own if not parameter.is_available and not parameter.handle])
-        done = []
+        done, peak = [], 0
         for parameter in module.own:
             parameter.users.add(module.number)
             handle, parameter.handle = parameter.handle, None
             if handle is None:
                 continue
-            self._wait(handle)
+            peak = max(peak, self._wait(handle))
             handle.num_waiting -= 1
             if handle.num_waiting == 0:
                 done.append(handle)
-        height = self._live
+        height = max(peak, self._live)
         self._live -= sum(handle.flat for handle in done)
         not_fetched = {id(parameter) for parameter in module.own if parameter.queued_until < step}
         while self._queue and not_fetched:
@@ -167,24 +203,35 @@ class _Replay:
         if not parameters:
             return
         self._num_available += sum(parameter.numel for parameter in parameters)
-        is_alone = len(parameters) == 1
+        is_alone, int8 = len(parameters) == 1, self._rules.int8
         size = sum(parameter.buffer for parameter in parameters)
-        handle = _Handle(tuple(parameters), 0 if is_alone else size, len(parameters))
-        self._live += size
+        if int8 is not None:
+            handle = _Handle(
+                tuple(parameters), int8.gathered(size), len(parameters), 0 if is_alone else int8.in_fp16(size)
+            )
+            self._live += handle.flat
+        else:
+            handle = _Handle(tuple(parameters), 0 if is_alone else size, len(parameters))
+            self._live += size
         for parameter in parameters:
             parameter.handle = handle
-            parameter.taken = parameter.buffer if is_alone else 0
+            parameter.taken = parameter.buffer if is_alone and int8 is None else 0
 
-    def _wait(self, handle: _Handle) -> None:
-        """Parameters that share a buffer are copied out of it, all at once."""
+    def _wait(self, handle: _Handle) -> int:
+        """Parameters that share a buffer are copied out of it, all at once; returns the elements at the height."""
         if handle.is_complete:
-            return
+            return 0
         handle.is_complete = True
+        self._live += handle.in_fp16
+        handle.flat += handle.in_fp16
+        peak, int8 = 0, self._rules.int8
         for parameter in handle.parameters:
             parameter.is_available = True
             if handle.flat:
                 parameter.taken = parameter.numel
                 self._live += parameter.numel
+                peak = max(peak, self._live + (int8.scratch(parameter.numel) if int8 is not None else 0))
+        return peak
 
     def _prefetch(self) -> None:
         """Takes parameters while their sum is below the limit: the last one may pass it by far."""
@@ -206,7 +253,8 @@ class _Replay:
         """Frees what does not come again within the reuse distance and was not passed over by the prefetcher."""
         released = {id(parameter) for parameter in module.own if parameter.queued_until <= step}
         passed = 0
-        for following, _, _ in self._trace[step:]:
+        for place in range(step, len(self._trace)):  # a slice would copy all that follows
+            following = self._trace[place][0]
             if passed >= self._rules.max_reuse_distance or not released:
                 break
             # The look-ahead of a leaf goes into children, that of another module does not, and so passes blocks unseen.
@@ -218,6 +266,8 @@ class _Replay:
                 parameter.is_available = False
                 self._live -= parameter.taken
                 self._num_available -= parameter.numel
+                self._unreleased -= 0 if parameter.was_released else parameter.numel
+                parameter.was_released = True
 
 
 _Step = tuple[_Module, bool, bool]

@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpctrain.plan.rank_parameters import RankParameters
+from hpctrain.plan.stage12_shares import rank_share
 
 
-@dataclass(frozen=True)
-class Gradients:
+class Gradients(NamedTuple):
     """Elements on the GPU at one moment, without the bucket itself."""
 
     whole: int
@@ -67,7 +68,8 @@ def gradient_flow(parameters: RankParameters, bucket_size: int, num_ranks: int, 
         num_ranks: that share the states.
         zero_stage: 1, 2 or 3.
     """
-    bucket = _Bucket(bucket_size, num_ranks, zero_stage)
+    share = rank_share(parameters, 0, num_ranks).groups[0].numel if zero_stage < 3 else 0
+    bucket = _Bucket(bucket_size, num_ranks, zero_stage, share)
     before = [bucket.hand_over(size) for size in (parameters.head, *parameters.final_norm)]
     of_block = _leaf_block if zero_stage == 3 else _plain_block
     blocks = tuple(of_block(parameters, bucket) for _ in range(parameters.num_blocks))
@@ -82,8 +84,8 @@ def gradient_flow(parameters: RankParameters, bucket_size: int, num_ranks: int, 
 
 
 class _Bucket:
-    def __init__(self, size: int, num_ranks: int, zero_stage: int) -> None:
-        self._size, self._num_ranks, self._stage = size, num_ranks, zero_stage
+    def __init__(self, size: int, num_ranks: int, zero_stage: int, share: int) -> None:
+        self._size, self._num_ranks, self._stage, self._share = size, num_ranks, zero_stage, share
         self._members: list[int] = []
         self._filled = 0
         self.kept = 0
@@ -117,8 +119,10 @@ class _Bucket:
         self.kept = self.kept if self._stage == 1 else 0
         self.reductions += 1
         if self._stage < 3:
-            # A gradient that is alone is flattened too: its slices go to several ranks' partitions.
-            return sum(members)
+            # A gradient that is alone is flattened too: its slices go to several ranks' partitions. Slices are taken together
+            # until they are more than the bucket holds. Source: allreduce_and_scatter.
+            together = (self._size // self._share + 1) * self._share
+            return sum(members) if sum(members) <= self._size else min(sum(members), together)
         if len(members) == 1 and members[0] % self._num_ranks == 0:
             return 0
         return sum(math.ceil(numel / self._num_ranks) * self._num_ranks for numel in members)

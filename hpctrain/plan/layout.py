@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hpctrain.config.schema import TrainingConfig
 from hpctrain.errors import Problem
 from hpctrain.plan.batch_ramp import RampStage, ramp_problems, ramp_stages, samples_before, stage_of
+from hpctrain.plan.divisors import nearest_spread
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,19 @@ class Layout:
         return self.data_parallel_degree * self.sequence_parallel_size
 
     @property
-    def model_parallel_texts(self) -> list[str]:
-        """Every degree above 1 but the data-parallel one."""
+    def model_parallel_degrees(self) -> dict[str, int]:
+        """Every degree above 1 but the data-parallel one, by its name."""
         degrees = {
             "tensor": self.tensor_parallel_size,
             "sequence": self.sequence_parallel_size,
             "pipeline": self.pipeline_parallel_size,
         }
-        return [f"{name} parallel {size:,}" for name, size in degrees.items() if size > 1]
+        return {name: size for name, size in degrees.items() if size > 1}
+
+    @property
+    def model_parallel_texts(self) -> list[str]:
+        """The same in words."""
+        return [f"{name} parallel {size:,}" for name, size in self.model_parallel_degrees.items()]
 
     @property
     def degrees_text(self) -> str:
@@ -137,20 +143,6 @@ class Batch:
         return self.samples_before(step) * self.seq_len
 
 
-def _spread(global_batch: int, micro_batch_size: int, degree: int) -> str:
-    """How a global batch that stays, as in a run that goes on, can be spread: the nearest micro batch, else the nearest degrees.
-
-    >>> _spread(16, 8, 4), _spread(16, 1, 3)
-    ('training.micro_batch_size=4', 'a data-parallel degree of 2 or 4')
-    """
-    if global_batch % degree == 0:
-        micro = max(size for size in range(1, micro_batch_size + 1) if (global_batch // degree) % size == 0)
-        return f"training.micro_batch_size={micro}"
-    whole = [each for each in range(1, global_batch + 1) if global_batch % each == 0]
-    near = [max(each for each in whole if each < degree), *(each for each in whole if each > degree)][:2]
-    return f"a data-parallel degree of {' or '.join(map(str, near))}"
-
-
 def resolve_batch(
     training: TrainingConfig, micro_batch_size: int, data_parallel_degree: int, seq_len: int
 ) -> tuple[Batch, tuple[Problem, ...]]:
@@ -173,7 +165,7 @@ def resolve_batch(
                 str(global_batch),
                 f"must be a multiple of micro batch x data-parallel degree = {micro_batch_size} x"
                 f" {data_parallel_degree} = {per_micro_step}",
-                f"nearest: {', '.join(fixes)}, or {_spread(global_batch, micro_batch_size, data_parallel_degree)}",
+                f"nearest: {', '.join(fixes)}, or {nearest_spread(global_batch, micro_batch_size, data_parallel_degree)}",
             ),
         )
         accumulation = max(1, global_batch // per_micro_step)
@@ -191,6 +183,6 @@ def resolve_batch(
         )
     ramp: tuple[RampStage, ...] = ()
     if (stated := training.batch_ramp) is not None and not problems:
-        problems = tuple(ramp_problems(stated, global_batch, per_micro_step))
+        problems = tuple(ramp_problems(stated, global_batch, micro_batch_size, data_parallel_degree))
         ramp = () if problems else ramp_stages(stated.start, stated.increment, stated.samples, global_batch)
     return Batch(micro_batch_size, accumulation, global_batch, seq_len, ramp), problems

@@ -7,10 +7,12 @@ workspaces of libraries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpctrain.errors import Problem
+from hpctrain.plan.fullest_ranks import gpu_candidates, node_ranks
 from hpctrain.plan.memory_terms import (
     CONTEXT_TERM,
     MEMORY_PHASES,
@@ -18,8 +20,8 @@ from hpctrain.plan.memory_terms import (
     ROUNDING_TERM,
     SOURCES,
     Amounts,
-    MemoryPhase,
     MemoryTerm,
+    PhaseAmounts,
     PhasePeak,
     Pinned,
     RankMemory,
@@ -41,6 +43,10 @@ Read 2026-11-29 with torch 2.13.0 (CPU build), DeepSpeed 0.19.8, gloo; a CUDA bu
 """
 DEVICE_CONTEXT_BYTES = int(1.5 * GIB)
 """CUDA context and NCCL's buffers. An assumption (0.5 GiB and 1 GiB), not a measurement."""
+ASK_THE_PLAN = "the plan of this run alone names the cheapest changes that make it fit; --force submits all the same"
+"""The fix where a plan stands among others; alone it is told with its changes, see ``changes.render``."""
+USED_AT_MOST = 0.9
+"""Of a tier by what is chosen for the user: the rest is headroom."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,10 @@ class MemoryEstimate:
     @property
     def fits_with_headroom(self) -> bool:
         """A tenth of each tier stays free; asked of what is chosen for the user, since this is an estimate."""
-        gpu_ok = self.gpu_capacity_bytes is None or self.gpu_bytes <= 0.9 * self.gpu_capacity_bytes
-        host_ok = self.host_capacity_bytes is None or self.host_bytes_per_node <= 0.9 * self.host_capacity_bytes
+        gpu_ok = self.gpu_capacity_bytes is None or self.gpu_bytes <= USED_AT_MOST * self.gpu_capacity_bytes
+        host_ok = (
+            self.host_capacity_bytes is None or self.host_bytes_per_node <= USED_AT_MOST * self.host_capacity_bytes
+        )
         return gpu_ok and host_ok
 
     def problems(self) -> tuple[Problem, ...]:
@@ -98,8 +106,7 @@ def _short(key: str, needed: int, available: int, place: str) -> Problem:
         key,
         gib(needed),
         f"{place} has {gib(available)}, short by {gib(needed - available)}",
-        "more nodes, a smaller training.micro_batch_size, parallelism=zero3_offload or another hardware;"
-        " --force submits all the same",
+        ASK_THE_PLAN,
         kind="memory",
     )
 
@@ -109,20 +116,18 @@ def estimate_memory(work: RankWork, rank: int | None = None) -> MemoryEstimate:
 
     Args:
         work: of the run.
-        rank: which one; None: that of the first and the last whose GPU needs more. They differ in stages 1 and 2: the share of
-            the last belongs to the blocks whose gradients come first, and in a pipeline it holds the loss.
+        rank: which one; None: the one whose GPU needs most, and in host memory the mean of the fullest node's. Ranks differ in
+            stages 1 and 2, and in a pipeline: see ``fullest_ranks``.
     """
-    is_one_of_two = rank is None and work.parallelism.zero_stage in (1, 2)
-    ranks = (0, work.layout.world_size - 1) if is_one_of_two else (rank or 0,)
-    memory = max((rank_memory(work, each) for each in ranks), key=lambda each: total(highest(each.gpu)))
-    gpu, host, pinned = memory.gpu, memory.host, memory.pinned
-    if work.hardware.device == "cpu":
-        # There is no page-locked memory: see ds_config's pin_memory.
-        pinned = {}
-        gpu, host = {}, {phase: added(memory.gpu[phase], memory.host[phase]) for phase in MEMORY_PHASES}
-    terms = [*_terms(highest(gpu), "gpu", {}), *_terms(highest(host), "host", pinned)]
-    rounding = sum(term.pinned_rounded_bytes - term.pinned_bytes for term in terms)
-    terms += _terms({ROUNDING_TERM: rounding, PROCESS_TERM: CPU_PROCESS_BYTES}, "host", {})
+    ranks, of_node = ((rank,), {rank: 1}) if rank is not None else (gpu_candidates(work), node_ranks(work))
+    known = {each: rank_memory(work, each) for each in {*ranks, *of_node}}
+    terms: list[MemoryTerm] = []
+    on_gpu: PhaseAmounts = {}
+    if work.hardware.device == "cuda":
+        on_gpu = max((known[each].gpu for each in ranks), key=lambda phases: total(highest(phases)))
+        terms = _terms(highest(on_gpu), "gpu", {})
+    of_hosts = [(_on_host(work, known[each]), count) for each, count in of_node.items()]
+    terms += _mean_terms([(_host_terms(memory), count) for memory, count in of_hosts])
     if work.hardware.device == "cuda":
         terms += _terms({CONTEXT_TERM: DEVICE_CONTEXT_BYTES}, "gpu", {})
     return MemoryEstimate(
@@ -130,8 +135,61 @@ def estimate_memory(work: RankWork, rank: int | None = None) -> MemoryEstimate:
         gpu_capacity_bytes=_bytes(work.hardware.gpu_memory_gib),
         host_capacity_bytes=_bytes(work.hardware.host_memory_gib),
         ranks_per_node=work.layout.gpus_per_node,
-        phases=tuple(_peak(phase, gpu, host) for phase in MEMORY_PHASES),
+        phases=tuple(
+            PhasePeak(
+                phase,
+                total(on_gpu.get(phase, {})),
+                _mean([(total(memory.host[phase]), count) for memory, count in of_hosts]),
+            )
+            for phase in MEMORY_PHASES
+        ),
     )
+
+
+def _on_host(work: RankWork, memory: RankMemory) -> RankMemory:
+    """What is in host memory; of a rank on a CPU all of it."""
+    if work.hardware.device == "cuda":
+        return memory
+    # There is no page-locked memory: see ds_config's pin_memory.
+    return RankMemory({}, {phase: added(memory.gpu[phase], memory.host[phase]) for phase in MEMORY_PHASES}, {})
+
+
+def _host_terms(memory: RankMemory) -> list[MemoryTerm]:
+    """Of the phase that takes most with what pinned pieces are rounded up by."""
+    rounded_up = {name: pinned.rounded_bytes - pinned.num_bytes for name, pinned in memory.pinned.items()}
+
+    def taken(amounts: Amounts) -> int:
+        return total(amounts) + sum(rounded_up.get(name, 0) for name in amounts)
+
+    terms = _terms(max(memory.host.values(), key=taken), "host", memory.pinned)
+    rounding = sum(term.pinned_rounded_bytes - term.pinned_bytes for term in terms)
+    return [*terms, *_terms({ROUNDING_TERM: rounding, PROCESS_TERM: CPU_PROCESS_BYTES}, "host", {})]
+
+
+def _mean_terms(of_ranks: list[tuple[list[MemoryTerm], int]]) -> list[MemoryTerm]:
+    """Term by term the mean over ranks, each kind of rank with how many there are."""
+    if len(of_ranks) == 1:
+        return of_ranks[0][0]
+    found = {term.name: term for terms, _ in of_ranks for term in terms}
+
+    def mean(name: str, amount: Callable[[MemoryTerm], int]) -> int:
+        sums = [(sum(amount(term) for term in terms if term.name == name), count) for terms, count in of_ranks]
+        return _mean(sums)
+
+    return [
+        replace(
+            term,
+            num_bytes=mean(name, lambda each: each.num_bytes),
+            pinned_bytes=mean(name, lambda each: each.pinned_bytes),
+            pinned_rounded_bytes=mean(name, lambda each: each.pinned_rounded_bytes),
+        )
+        for name, term in found.items()
+    ]
+
+
+def _mean(values: list[tuple[int, int]]) -> int:
+    """Of values with their numbers, rounded up."""
+    return -(-sum(value * count for value, count in values) // sum(count for _, count in values))
 
 
 def rank_memory(work: RankWork, rank: int) -> RankMemory:
@@ -143,10 +201,6 @@ def rank_memory(work: RankWork, rank: int) -> RankMemory:
     if work.parallelism.zero_stage == 3:
         return stage3_memory(work, parameters)
     return stage12_memory(work, parameters, place)
-
-
-def _peak(phase: MemoryPhase, gpu: dict[MemoryPhase, Amounts], host: dict[MemoryPhase, Amounts]) -> PhasePeak:
-    return PhasePeak(phase, total(gpu.get(phase, {})), total(host[phase]))
 
 
 def _terms(amounts: Amounts, tier: str, pinned: dict[str, Pinned]) -> list[MemoryTerm]:

@@ -37,6 +37,7 @@ SOURCES: dict[str, str] = {
     "activations": _DECODER,
     "activations of one block": _DECODER,
     "logits and loss": "hpctrain/worker/model/loss.py",
+    "pipeline buffers": "runtime/pipe/engine.py pipe_buffers, _allocate_or_extend_buffers",
     "optimizer step": "runtime/zero/stage3.py step, _prepare_fp32_grad_for_sub_group; stage_1_and_2.py step",
     "initialisation": "runtime/zero/partition_parameters.py Init; runtime/engine.py; stage_1_and_2.py",
     CONTEXT_TERM: "assumed",
@@ -47,6 +48,7 @@ SOURCES: dict[str, str] = {
 
 Amounts = dict[str, int]
 """Term to bytes."""
+PhaseAmounts = dict[MemoryPhase, Amounts]
 
 
 @dataclass(frozen=True)

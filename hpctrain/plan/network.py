@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from hpctrain.plan.elementwise import chosen, everywhere, larger, smaller
 from hpctrain.units import GIGA
 
 
@@ -44,7 +45,7 @@ def group_of(num_members: int, stride: int, gpus_per_node: int) -> Group:
     >>> group_of(16, 8, 8), group_of(4, 4, 8)
     (Group(num_members=16, members_per_node=1), Group(num_members=4, members_per_node=2))
     """
-    return Group(num_members, max(1, min(num_members, gpus_per_node // stride)))
+    return Group(num_members, larger(1, smaller(num_members, gpus_per_node // stride)))
 
 
 def gather_time_s(num_bytes: float, group: Group, links: Links, num_collectives: float = 1.0) -> float:
@@ -58,15 +59,14 @@ def gather_time_s(num_bytes: float, group: Group, links: Links, num_collectives:
     0.08
     """
     members, nodes = group.num_members, group.num_nodes
-    if members == 1:
-        return 0.0
     time_s = num_bytes * (members - 1) / members / (links.link_gb_per_s * GIGA)
-    if nodes > 1:
-        assert links.network_gb_per_s is not None, "callers check that several nodes have a network"
+    if links.network_gb_per_s is not None:
         share = group.members_per_node / links.gpus_per_node
         over_network = num_bytes * (nodes - 1) / nodes / (links.network_gb_per_s * share * GIGA)
         # Stages run side by side, piece by piece: the slower one counts, not the sum.
-        time_s = over_network if group.members_per_node == 1 else max(time_s, over_network)
+        time_s = chosen(group.members_per_node == 1, over_network, larger(time_s, over_network))
+    else:
+        assert everywhere(nodes == 1), "callers check that several nodes have a network"
     return time_s + num_collectives * (members - 1) * links.hop_latency_s
 
 
@@ -85,9 +85,9 @@ def all_to_all_time_s(num_bytes: float, group: Group, links: Links) -> float:
     """
     members, nodes = group.num_members, group.num_nodes
     inside = num_bytes * (members - 1) / members / (links.link_gb_per_s * GIGA)
-    if nodes == 1:
-        return inside + (members - 1) * links.hop_latency_s
-    assert links.network_gb_per_s is not None, "callers check that several nodes have a network"
-    per_member = links.network_gb_per_s / links.gpus_per_node
-    across = num_bytes * (nodes - 1) / nodes / (per_member * GIGA)
-    return max(inside, across) + (members - 1) * links.hop_latency_s
+    if links.network_gb_per_s is not None:
+        per_member = links.network_gb_per_s / links.gpus_per_node
+        inside = larger(inside, num_bytes * (nodes - 1) / nodes / (per_member * GIGA))
+    else:
+        assert everywhere(nodes == 1), "callers check that several nodes have a network"
+    return inside + (members - 1) * links.hop_latency_s

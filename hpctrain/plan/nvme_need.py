@@ -124,7 +124,11 @@ def nvme_problems(parallelism: ParallelismConfig, hardware: HardwareConfig, need
         add("nvme_path", rule, "set parallelism.nvme_path=/FOLDER, or hardware.nvme_path")
     elif parallelism.nvme_path is not None and not parallelism.nvme_path.startswith("/"):
         path = parallelism.nvme_path
-        fix = f"set it to /{path}" if path[0] not in "$~." else "write it out: no shell reads it on the nodes"
+        fix = (
+            f"set parallelism.nvme_path=/{path}"
+            if path[0] not in "$~."
+            else "write it out: no shell reads it on the nodes"
+        )
         add("nvme_path", "must be absolute: each node looks for it", fix)
     if need is not None and need.capacity_bytes is not None:
         short = room_problem(need, need.capacity_bytes, f"a node's NVMe (hardware={hardware.name})")
@@ -133,9 +137,12 @@ def nvme_problems(parallelism: ParallelismConfig, hardware: HardwareConfig, need
 
 
 def nvme_warnings(parallelism: ParallelismConfig, need: NvmeNeed | None) -> list[str]:
-    """Where nothing, or little, is large enough for NVMe."""
+    """Where nothing is moved to NVMe though keys speak of it, or nothing is large enough."""
     if need is None:
-        return []
+        stated = {"nvme_path": parallelism.nvme_path is not None, "aio": parallelism.aio != type(parallelism.aio)()}
+        where = f"offload_optimizer={parallelism.offload_optimizer}, offload_param={parallelism.offload_param}"
+        idle = [key for key, is_stated in stated.items() if is_stated]
+        return [f"parallelism.{key} has no effect: nothing is on NVMe ({where})" for key in idle]
     least = smallest_swapped_bytes(parallelism)
     parts = {"offload_optimizer": need.state_bytes, "offload_param": need.parameter_bytes}
     return [

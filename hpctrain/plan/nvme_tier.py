@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from hpctrain.config.schema import ParallelismConfig
 from hpctrain.plan.gathering import GatherRules, most_gathered_at_once
@@ -37,7 +38,7 @@ class SubGroup:
     tier: str
     """``gpu``, ``host`` or ``nvme``: where its states are kept."""
 
-    @property
+    @cached_property
     def elements(self) -> int:
         return sum(self.shares)
 
@@ -62,7 +63,7 @@ def tiered_sub_groups(parallelism: ParallelismConfig, parameters: RankParameters
     """
     groups = sub_group_shares(parameters, degree, parallelism.sub_group_size or DEFAULT_SUB_GROUP_SIZE)
     if parallelism.offload_optimizer == "none":
-        return [SubGroup(tuple(group), "gpu") for group in groups]
+        return [SubGroup(group, "gpu") for group in groups]
     on_gpu = num_kept_on_gpu(len(groups), parallelism.offload_ratio)
     off_nvme = len(groups)
     if parallelism.offload_optimizer == "nvme":
@@ -74,7 +75,7 @@ def tiered_sub_groups(parallelism: ParallelismConfig, parameters: RankParameters
         is_swapped = number >= off_nvme and _FP32 * elements >= smallest_swapped_bytes(parallelism)
         return "nvme" if is_swapped else "host"
 
-    return [SubGroup(tuple(group), tier(number, sum(group))) for number, group in enumerate(groups)]
+    return [SubGroup(group, tier(number, sum(group))) for number, group in enumerate(groups)]
 
 
 def smallest_swapped_bytes(parallelism: ParallelismConfig) -> int:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from hpctrain.config.schema import Config, ParallelismConfig
 from hpctrain.errors import Problem
-from hpctrain.plan.divisors import divisors
+from hpctrain.plan.divisors import divisors, nearest_where
 from hpctrain.plan.layout import Layout
-from hpctrain.plan.model_shape import ModelShape
+from hpctrain.plan.model_shape import ModelShape, resolve_model_shape
 from hpctrain.plan.quantized_gradients import quantized_gradient_problems, quantized_gradient_warnings
 from hpctrain.plan.rank_parameters import rank_parameters
 from hpctrain.plan.sub_groups import sub_group_problems
 
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel_size")
+PIPELINE_STAGE = 1
+"""The stage of ZeRO that a pipeline goes with."""
 
 
 def resolve_layout(config: Config) -> tuple[Layout, tuple[Problem, ...]]:
@@ -33,26 +36,42 @@ def resolve_layout(config: Config) -> tuple[Layout, tuple[Problem, ...]]:
     step = math.lcm(layout.ranks_per_replica, layout.gpus_per_node) // layout.gpus_per_node
     below = layout.num_nodes // step * step
     nodes = [str(value) for value in (below, below + step) if value]
+    fits = _fitting(parallelism, sizes[0], layout.world_size, _degrees_of_model(config, sizes[0]))
+    others = [f"parallelism.{sizes[0]}={value}" for value in _around(getattr(parallelism, sizes[0]), fits)]
+    is_fixed = config.cluster.kind == "local"
+    nearest = [*([] if is_fixed else [f"nodes={' or '.join(nodes)}"]), *others]
+    told = product if len(sizes) == 1 else f"{product} = {layout.ranks_per_replica}"
     problem = Problem(
         f"parallelism.{sizes[0]}",
         str(getattr(parallelism, sizes[0])),
-        f"{product} = {layout.ranks_per_replica} must divide the {layout.world_size} ranks of {layout.num_nodes} x"
-        f" {layout.gpus_per_node}",
-        f"nearest: nodes={' or '.join(nodes)}, or another degree",
+        f"{told} must divide the {layout.world_size} ranks of {layout.num_nodes} x {layout.gpus_per_node}",
+        f"nearest: {', '.join(nearest) or 'another degree'}",
     )
     return Layout(config.nodes, config.hardware.gpus_per_node), (problem,)
+
+
+def _degrees_of_model(config: Config, name: str) -> list[int]:
+    """What one degree may be as far as the model goes."""
+    shape, _ = resolve_model_shape(config.model)
+    tensor, seq_len = config.parallelism.tensor_parallel_size, config.training.seq_len or shape.max_seq_len
+    wholes = {
+        "tensor_parallel_size": tensor_wholes(shape, config.hardware.gpus_per_node),
+        "pipeline_parallel_size": {"blocks": shape.num_layers},
+        "sequence_parallel_size": sequence_wholes(shape, tensor, seq_len),
+    }
+    return divisors(math.gcd(*wholes[name].values()))
 
 
 def parallelism_problems(config: Config, shape: ModelShape, layout: Layout, seq_len: int) -> list[Problem]:
     """Every rule that the degrees and the places of the states break."""
     parallelism = config.parallelism
     return [
-        *_stage_problems(parallelism, config.hardware.device == "cuda"),
+        *stage_problems(parallelism, config.hardware.device == "cuda"),
         *quantized_gradient_problems(config, shape, layout),
         *_quantized_weight_problems(parallelism, shape, layout),
         *_tensor_problems(parallelism, shape, layout, seq_len),
-        *_sequence_problems(parallelism, shape, seq_len),
-        *_pipeline_problems(parallelism, shape),
+        *_sequence_problems(parallelism, shape, layout, seq_len),
+        *_pipeline_problems(parallelism, shape, layout),
         *_secondary_partition_problems(parallelism, layout),
         *sub_group_problems(parallelism, shape, layout),
         *_activation_problems(config),
@@ -90,7 +109,7 @@ def parallelism_warnings(parallelism: ParallelismConfig, layout: Layout, num_mic
     return warnings
 
 
-def _stage_problems(parallelism: ParallelismConfig, has_cuda: bool) -> list[Problem]:
+def stage_problems(parallelism: ParallelismConfig, has_cuda: bool) -> list[Problem]:
     """What only one stage of ZeRO can do, or only a GPU."""
     stage = parallelism.zero_stage
     wanted = {
@@ -134,6 +153,24 @@ def _quantized_weight_problems(parallelism: ParallelismConfig, shape: ModelShape
     """
     if not parallelism.quantized_weights:
         return []
+    ranks, shares = layout.zero_degree, _gathered_shares(shape, layout)
+    bad = [f"{name} {share:,} ({share:,} mod 8 = {share % 8})" for name, share in shares.items() if share % 8]
+    if not bad:
+        return []
+    rule = f"needs shares in groups of 8 elements, of what is gathered together; over {ranks:,} ranks: {', '.join(bad)}"
+
+    def is_right(num_nodes: int) -> bool:
+        other = dataclasses.replace(layout, num_nodes=num_nodes)
+        is_whole = other.world_size % other.ranks_per_replica == 0
+        return is_whole and not any(share % 8 for share in _gathered_shares(shape, other).values())
+
+    nodes = " or ".join(map(str, nearest_where(layout.num_nodes, is_right)))
+    fix = f"nearest: nodes={nodes}, or leave it out" if nodes else "leave it out"
+    return [_problem(parallelism, "quantized_weights", rule, fix)]
+
+
+def _gathered_shares(shape: ModelShape, layout: Layout) -> dict[str, int]:
+    """Elements of one rank of what is gathered together."""
     ranks, own = layout.zero_degree, rank_parameters(shape, layout)
     units = {
         "a block": (*own.block_matrices, *own.block_vectors),
@@ -141,40 +178,43 @@ def _quantized_weight_problems(parallelism: ParallelismConfig, shape: ModelShape
         "the position table": (own.position_table,),
         "the output matrix": (own.head,),
     }
-    shares = {name: sum(math.ceil(size / ranks) for size in sizes) for name, sizes in units.items()}
-    bad = [f"{name} {share:,} ({share:,} mod 8 = {share % 8})" for name, share in shares.items() if share % 8]
-    if not bad:
-        return []
-    rule = f"needs shares in groups of 8 elements, of what is gathered together; over {ranks:,} ranks: {', '.join(bad)}"
-    return [_problem(parallelism, "quantized_weights", rule, "another number of nodes, or leave it out")]
+    return {name: sum(math.ceil(size / ranks) for size in sizes) for name, sizes in units.items()}
 
 
-def _tensor_problems(parallelism: ParallelismConfig, shape: ModelShape, layout: Layout, seq_len: int) -> list[Problem]:
-    wholes = {
+def tensor_wholes(shape: ModelShape, gpus_per_node: int) -> dict[str, int]:
+    """What a tensor-parallel degree must divide."""
+    return {
         "heads": shape.num_heads,
         "key and value heads": shape.num_kv_heads,
         "feed-forward width": shape.ffn_hidden_size,
         "vocabulary": shape.vocab_size,
-        "GPUs of a node": layout.gpus_per_node,
+        "GPUs of a node": gpus_per_node,
     }
+
+
+def sequence_wholes(shape: ModelShape, tensor_parallel_size: int, seq_len: int) -> dict[str, int]:
+    """What a sequence-parallel degree must divide."""
+    of_rank = "" if tensor_parallel_size == 1 else " of a tensor-parallel rank"
+    return {
+        f"heads{of_rank}": shape.num_heads // tensor_parallel_size,
+        f"key and value heads{of_rank}": shape.num_kv_heads // tensor_parallel_size,
+        "sequence length": seq_len,
+    }
+
+
+def _tensor_problems(parallelism: ParallelismConfig, shape: ModelShape, layout: Layout, seq_len: int) -> list[Problem]:
+    wholes = tensor_wholes(shape, layout.gpus_per_node)
     if parallelism.pipeline_parallel_size > 1:
         # Stages hand activations on in as many parts as there are tensor-parallel ranks.
         wholes["activations between two stages"] = seq_len * shape.hidden_size
-    return _divides(parallelism, "tensor_parallel_size", wholes)
+    return _divides(parallelism, "tensor_parallel_size", wholes, layout)
 
 
-def _sequence_problems(parallelism: ParallelismConfig, shape: ModelShape, seq_len: int) -> list[Problem]:
+def _sequence_problems(
+    parallelism: ParallelismConfig, shape: ModelShape, layout: Layout, seq_len: int
+) -> list[Problem]:
     tensor, stages = parallelism.tensor_parallel_size, parallelism.pipeline_parallel_size
-    of_rank = "" if tensor == 1 else " of a tensor-parallel rank"
-    problems = _divides(
-        parallelism,
-        "sequence_parallel_size",
-        {
-            f"heads{of_rank}": shape.num_heads // tensor,
-            f"key and value heads{of_rank}": shape.num_kv_heads // tensor,
-            "sequence length": seq_len,
-        },
-    )
+    problems = _divides(parallelism, "sequence_parallel_size", sequence_wholes(shape, tensor, seq_len), layout)
     if parallelism.sequence_parallel_size > 1 and stages > 1:
         rule = f"does not go with pipeline_parallel_size={stages}: its stages hand whole sequences on"
         problems.append(
@@ -183,10 +223,10 @@ def _sequence_problems(parallelism: ParallelismConfig, shape: ModelShape, seq_le
     return problems
 
 
-def _pipeline_problems(parallelism: ParallelismConfig, shape: ModelShape) -> list[Problem]:
+def _pipeline_problems(parallelism: ParallelismConfig, shape: ModelShape, layout: Layout) -> list[Problem]:
     size = parallelism.pipeline_parallel_size
-    problems = _divides(parallelism, "pipeline_parallel_size", {"blocks": shape.num_layers})
-    if size > 1 and parallelism.zero_stage != 1:
+    problems = _divides(parallelism, "pipeline_parallel_size", {"blocks": shape.num_layers}, layout)
+    if size > 1 and parallelism.zero_stage != PIPELINE_STAGE:
         reason = "gradients of a pipeline are kept over its micro batches"
         if parallelism.zero_stage == 0:
             # Source: DeepSpeed 0.19.8, runtime/engine.py _do_optimizer_sanity_check, BFLOAT16.
@@ -194,7 +234,7 @@ def _pipeline_problems(parallelism: ParallelismConfig, shape: ModelShape) -> lis
                 "it sends as much as stage 0 and keeps less, and in bf16 DeepSpeed's pipeline cuts states up in both"
             )
         rule = f"goes with ZeRO stage 1, here it is {parallelism.zero_stage}: {reason}"
-        problems.append(_problem(parallelism, "pipeline_parallel_size", rule, "set parallelism.zero_stage=1"))
+        problems.append(_problem(parallelism, "pipeline_parallel_size", rule, _back_to_stage_1(parallelism)))
     return problems
 
 
@@ -207,7 +247,7 @@ def _secondary_partition_problems(parallelism: ParallelismConfig, layout: Layout
             f"shares parameters among neighbouring ranks, which with tensor_parallel_size={tensor} hold different ones"
         )
         return [_problem(parallelism, "hpz_partition_size", rule, "set parallelism.hpz_partition_size=1")]
-    return _divides(parallelism, "hpz_partition_size", {"ranks": layout.zero_degree})
+    return _divides(parallelism, "hpz_partition_size", {"ranks": layout.zero_degree}, layout)
 
 
 def _activation_problems(config: Config) -> list[Problem]:
@@ -220,18 +260,50 @@ def _activation_problems(config: Config) -> list[Problem]:
     return [Problem("training.offload_activations", "true", rule, fix)]
 
 
-def _divides(parallelism: ParallelismConfig, name: str, wholes: dict[str, int]) -> list[Problem]:
-    """One problem for all that a degree does not divide, with the nearest degrees that divide all."""
+def _back_to_stage_1(parallelism: ParallelismConfig) -> str:
+    """The override, and those of what stage 3 alone can do."""
+    plain = {
+        "offload_optimizer": "cpu" if parallelism.offload_optimizer == "nvme" else parallelism.offload_optimizer,
+        "offload_param": "none",
+        "offload_ratio": 1.0,
+        "nvme_ratio": 1.0,
+        "fit_offload_ratio": False,
+        "hpz_partition_size": 1,
+        "quantized_weights": False,
+        "quantized_gradients": False,
+    }
+    more = [
+        f"parallelism.{name}={str(value).lower()}"
+        for name, value in plain.items()
+        if getattr(parallelism, name) != value
+    ]
+    return "set " + " ".join([f"parallelism.zero_stage={PIPELINE_STAGE}", *more])
+
+
+def _divides(parallelism: ParallelismConfig, name: str, wholes: dict[str, int], layout: Layout) -> list[Problem]:
+    """One problem for all that a degree does not divide, with the nearest degrees that divide all, and the ranks too."""
     size = getattr(parallelism, name)
     bad = {what: whole for what, whole in wholes.items() if whole % size}
     if not bad:
         return []
     good = divisors(math.gcd(*wholes.values()))
-    below = max(value for value in good if value <= size)
-    above = min((value for value in good if value >= size), default=below)
+    if name in _SIZES:
+        good = _fitting(parallelism, name, layout.world_size, good) or good
     told = ", ".join(f"{what} {whole} ({whole} mod {size} = {whole % size})" for what, whole in bad.items())
-    fix = " or ".join(str(value) for value in dict.fromkeys((below, above)))
+    fix = " or ".join(map(str, _around(size, good)))
     return [_problem(parallelism, name, f"must divide: {told}", f"nearest: {fix}")]
+
+
+def _fitting(parallelism: ParallelismConfig, name: str, world_size: int, sizes: list[int]) -> list[int]:
+    """Those sizes of one degree with which all degrees together divide the ranks."""
+    others = math.prod(getattr(parallelism, other) for other in _SIZES if other != name)
+    return [size for size in sizes if world_size % (size * others) == 0]
+
+
+def _around(wanted: int, sizes: list[int]) -> list[int]:
+    """The nearest of some sizes in order, at or below and at or above what was wanted; one where there is no other."""
+    below, above = [size for size in sizes if size <= wanted], [size for size in sizes if size >= wanted]
+    return list(dict.fromkeys([*below[-1:], *above[:1]]))
 
 
 def _problem(parallelism: ParallelismConfig, name: str, rule: str, fix: str) -> Problem:

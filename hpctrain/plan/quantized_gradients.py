@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from hpctrain.config.schema import Config, ParallelismConfig
 from hpctrain.errors import Problem
+from hpctrain.plan.divisors import nearest_where
 from hpctrain.plan.layout import Layout
 from hpctrain.plan.model_shape import ModelShape
 
@@ -26,16 +27,30 @@ def quantized_gradient_problems(config: Config, shape: ModelShape, layout: Layou
     if layout.tensor_parallel_size > 1:
         rule = f"sums over all ranks, which with tensor_parallel_size={layout.tensor_parallel_size} hold different parameters"
         return [Problem(_KEY, "true", rule, "set parallelism.tensor_parallel_size=1, or leave it out")]
-    ranks = layout.world_size
+    ranks, found = layout.world_size, _bad_matrices(shape, layout.world_size)
     bad = [
         f"{name} {rows:,} x {columns:,}: {max(rows, columns):,} mod {ranks:,} = {max(rows, columns) % ranks}"
-        for name, (rows, columns) in _matrices(shape).items()
-        if rows * columns % (2 * ranks) == 0 and max(rows, columns) % ranks
+        for name, (rows, columns) in found.items()
     ]
     if layout.num_nodes == 1 or not bad:
         return []
+
+    def is_right(num_nodes: int) -> bool:
+        return num_nodes == 1 or not _bad_matrices(shape, num_nodes * layout.gpus_per_node)
+
     rule = f"gives each of the {ranks:,} ranks as many groups of a matrix, one a row or column: {'; '.join(bad)}"
-    return [Problem(_KEY, "true", rule, "another number of nodes, or leave it out")]
+    nodes = " or ".join(map(str, nearest_where(layout.num_nodes, is_right)))
+    fix = f"nearest: nodes={nodes}, or leave it out" if nodes else "leave it out"
+    return [Problem(_KEY, "true", rule, fix)]
+
+
+def _bad_matrices(shape: ModelShape, ranks: int) -> dict[str, tuple[int, int]]:
+    """Those that the engine would quantize and whose longer side the ranks do not divide."""
+    return {
+        name: (rows, columns)
+        for name, (rows, columns) in _matrices(shape).items()
+        if rows * columns % (2 * ranks) == 0 and max(rows, columns) % ranks
+    }
 
 
 def quantized_gradient_warnings(parallelism: ParallelismConfig, layout: Layout) -> list[str]:

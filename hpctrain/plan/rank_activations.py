@@ -70,7 +70,8 @@ def backward_bytes(setup: Setup, software: Software, habits: MemoryHabits) -> fl
     inner = (
         tokens * (shape.ffn_hidden_size * (2 if shape.architecture == "llama" else 1) / tp + shape.hidden_size) * width
     )
-    return inner if software.fused_attention else max(inner, 2 * score_elements(setup) * width - kept)
+    # Two gradients of scores lie there at a time, and the scores after dropout are given up before the second.
+    return inner if software.fused_attention else max(inner, score_elements(setup) * width - kept)
 
 
 def loss_bytes(setup: Setup, habits: MemoryHabits) -> float:
@@ -78,7 +79,8 @@ def loss_bytes(setup: Setup, habits: MemoryHabits) -> float:
 
     A pipeline that keeps its outputs holds the logits in the training type, and then their gradient, beside all copies.
     """
-    copies = habits.loss_bytes
+    is_split = setup.tensor_degree > 1 and habits.split_loss_bytes is not None
+    copies = (habits.split_loss_bytes if is_split else None) or habits.loss_bytes
     if habits.kept_outputs and setup.pipeline_degree > 1:
         copies += 2 * setup.bytes_per_element
     return setup.tokens_per_micro_step * setup.shape.vocab_size / setup.tensor_degree * copies

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hpctrain.plan.layout import Layout
@@ -58,13 +59,55 @@ class RankParameters:
         """Parameters outside of the blocks."""
         return tuple(size for size in (self.token_table, self.position_table, self.head, *self.final_norm) if size)
 
+    def first_matrices(self) -> Iterator[tuple[int, int]]:
+        """Each size of a matrix where it comes first, in order, and the elements of all matrices before it."""
+        before = 0
+        for size in (self.token_table, self.position_table, *self.block_matrices):
+            if size:
+                yield size, before
+                before += size
+        if self.head:
+            yield self.head, before + (self.num_blocks - 1) * sum(self.block_matrices)
+
+    def last_matrices(self, num_ranks: int) -> Iterator[tuple[int, int]]:
+        """Each size of a matrix where it comes last, in order, and a rank's share of all matrices before it, in elements."""
+        before = 0
+        for size in (self.token_table, self.position_table):
+            if size:
+                yield size, before
+                before += math.ceil(size / num_ranks)
+        shares = [math.ceil(size / num_ranks) for size in self.block_matrices]
+        before += (self.num_blocks - 1) * sum(shares)
+        for size, share in zip(self.block_matrices, shares, strict=True):
+            yield size, before
+            before += share
+        if self.head:
+            yield self.head, before
+
+    def up_to(self, threshold: int) -> int:
+        """Elements of all parameters of which each has at most so many."""
+        block = sum(size for size in (*self.block_matrices, *self.block_vectors) if size <= threshold)
+        return self.num_blocks * block + sum(size for size in self.others if size <= threshold)
+
     def partition(self, num_ranks: int) -> int:
         """Elements of one rank's share in stage 3, each parameter's rounded up.
 
         Source: runtime/zero/partition_parameters.py _aligned_size.
         """
-        block = sum(math.ceil(size / num_ranks) for size in (*self.block_matrices, *self.block_vectors))
-        return self.num_blocks * block + sum(math.ceil(size / num_ranks) for size in self.others)
+        return sum(self.partitions(num_ranks))
+
+    def partitions(self, num_ranks: int) -> tuple[int, int]:
+        """The same of the matrices and of the vectors."""
+
+        def shares(*sizes: int) -> int:
+            return sum(math.ceil(size / num_ranks) for size in sizes)
+
+        matrices = self.num_blocks * shares(*self.block_matrices)
+        vectors = self.num_blocks * shares(*self.block_vectors)
+        return (
+            matrices + shares(self.token_table, self.position_table, self.head),
+            vectors + shares(*self.final_norm),
+        )
 
 
 def rank_parameters(shape: ModelShape, layout: Layout, stage: int = 0) -> RankParameters:

@@ -6,20 +6,21 @@ import json
 
 from hpctrain.plan.azureml_job import AzureMlTarget, azureml_job_text
 from hpctrain.plan.layout import Batch
-from hpctrain.plan.nvme_need import NvmeNeed
 from hpctrain.plan.precision_rules import loss_scale_text
+from hpctrain.plan.render_memory import render_memory
 from hpctrain.plan.render_scripts import UNNAMED_RUN_DIR, UNNAMED_SNAPSHOT, planned_script
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.units import counted, duration_in_words, gib, parse_slurm_time, short_count
+from hpctrain.units import counted, duration_in_words, parse_slurm_time, short_count
 
 
 def render_plan(plan: RunPlan, python: str) -> str:
-    """All of the plan: assumptions first, then shapes, memory, FLOPs, batch script, DeepSpeed JSON, problems last."""
+    """All of the plan: assumptions first, then shapes, memory, speed, runner-ups, batch script, DeepSpeed JSON, problems last."""
     parts = [
         "\n".join(render_notes(plan)),
         _facts(plan),
-        _memory(plan),
+        render_memory(plan),
         _speed(plan),
+        _choice(plan),
     ]
     if plan.cluster_kind == "slurm":
         parts.append("batch script\n" + _indented(planned_script(plan.slurm, python)))
@@ -30,6 +31,14 @@ def render_plan(plan: RunPlan, python: str) -> str:
     if plan.problems:
         parts.append("problems\n" + _indented("\n".join(map(str, plan.problems))))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _choice(plan: RunPlan) -> str:
+    if plan.choice is None:
+        return ""
+    from hpctrain.plan.render_choice import render_choice
+
+    return render_choice(plan.choice)
 
 
 def render_notes(plan: RunPlan) -> list[str]:
@@ -108,36 +117,6 @@ def _seconds(time: str) -> float | None:
         return None
 
 
-_FOUND_BY = {
-    "rules": "an estimate by closed rules",
-    "rehearsal": "found by the real engine on a simulated cluster",
-}
-
-
-def _memory(plan: RunPlan) -> str:
-    memory = plan.memory
-    lines = [f"memory of one rank ({_FOUND_BY[memory.found_by]}, not measured)"]
-    lines += [f"  {term.name:<24}{gib(term.num_bytes):>14}  {term.tier}" for term in memory.terms]
-    if memory.gpu_capacity_bytes is not None:
-        free = memory.gpu_capacity_bytes - memory.gpu_bytes
-        lines.append(
-            f"  per GPU   {gib(memory.gpu_bytes)} of {gib(memory.gpu_capacity_bytes)}, "
-            + (f"{gib(free)} free" if free >= 0 else f"short by {gib(-free)}")
-        )
-    host = f"  per node  {gib(memory.host_bytes_per_node)} of host memory"
-    if memory.host_capacity_bytes is not None:
-        host += f" of {gib(memory.host_capacity_bytes)}"
-    return "\n".join([*lines, host, *_nvme(plan.nvme)])
-
-
-def _nvme(need: NvmeNeed | None) -> list[str]:
-    """The third tier, at its height."""
-    if need is None:
-        return []
-    room = "" if need.capacity_bytes is None else f" of {gib(need.capacity_bytes)}"
-    return [f"  per node  {gib(need.bytes_per_node)} of NVMe{room}, below {need.folder or '(not stated)'}"]
-
-
 _SMALL_SHARE = 0.01
 """Parts below this share of the step are summed up in one line."""
 
@@ -153,12 +132,17 @@ def _speed(plan: RunPlan) -> str:
         *sorted(shown.items(), key=lambda part: -part[1]),
         *([("all else", rest)] if len(shown) < len(speed.parts_s) else []),
     ]
-    lines += [f"  {name:<28}{seconds:>10.3g} s  {seconds / speed.step_time_s:>4.0%}" for name, seconds in rows]
+    lines += [
+        f"  {name:<28}{seconds:>10.3g} s  {seconds / speed.step_time_s:>4.0%}  {speed.rate_of_part.get(name, '')}".rstrip()
+        for name, seconds in rows
+    ]
+    waits_for = speed.rate_of_part.get(speed.bound_by)
     mfu = "" if speed.mfu is None else f", MFU {speed.mfu:.1%}"
     return "\n".join(
         [
             *lines,
-            f"  step      {speed.step_time_s:.3g} s, between {speed.low_s:.3g} and {speed.high_s:.3g} s; {speed.bound_by} binds",
+            f"  step      {speed.step_time_s:.3g} s, between {speed.low_s:.3g} and {speed.high_s:.3g} s; {speed.bound_by} binds"
+            + (f" ({waits_for})" if waits_for else ""),
             f"  rate      {speed.tokens_per_s:,.0f} tokens/s; TFLOP/s a GPU: model {rates['model']:.1f},"
             f" hardware {rates['hardware']:.1f}, Megatron {rates['megatron']:.1f}{mfu}",
             f"  from      {speed.uncertainty}",

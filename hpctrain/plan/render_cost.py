@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from hpctrain.plan.cost import Estimate, RunCost
 from hpctrain.plan.goodput import Goodput
-from hpctrain.units import duration_in_words, short_count
+from hpctrain.units import counted, duration_in_words, short_count
 
 
 def render_cost(cost: RunCost | None, gap: str) -> str:
@@ -19,7 +19,7 @@ def render_cost(cost: RunCost | None, gap: str) -> str:
     if cost is None:
         return f"cost: none, {gap}\n"
     origin = "a prediction, not measured" if cost.is_predicted else "from the stated step time"
-    lines = [f"cost of {short_count(cost.tokens)} tokens in {cost.num_steps:,} steps ({origin})"]
+    lines = [f"cost of {short_count(cost.tokens)} tokens in {counted(cost.num_steps, 'step')} ({origin})"]
     rows = [("steps alone", _ranged(cost.compute_s, duration_in_words))]
     if cost.goodput is not None:
         rows += _failure_rows(cost, cost.goodput)
@@ -46,17 +46,18 @@ def render_cost(cost: RunCost | None, gap: str) -> str:
 
 
 def _failure_rows(cost: RunCost, goodput: Goodput) -> list[tuple[str, str]]:
-    plural = "s" if goodput.interval_steps > 1 else ""
+    mtbf_hours = cost.node_mtbf_hours or 0.0
+    hours = f"{mtbf_hours:,.0f}" if mtbf_hours >= 100 else f"{mtbf_hours:.3g}"
     first_order = goodput.first_order_training
     check = "outside of its range" if first_order is None else f"{first_order:.1%}"
     return [
         (
             "failures",
-            f"one each {cost.node_mtbf_hours:,.0f} h of a node, so of the job each {duration_in_words(goodput.job_mtbf_s)}",
+            f"one each {hours} h of a node, so of the job each {duration_in_words(goodput.job_mtbf_s)}",
         ),
         (
             "checkpoint",
-            f"every {goodput.interval_steps:,} step{plural}, {duration_in_words(goodput.interval_s)} (by Daly"
+            f"every {counted(goodput.interval_steps, 'step')}, {duration_in_words(goodput.interval_s)} (by Daly"
             f" {duration_in_words(goodput.daly_interval_s)}, by Young {duration_in_words(goodput.young_interval_s)})",
         ),
         (

@@ -19,13 +19,19 @@ def render_sweep(table: SweepTable) -> str:
     """
     keys = list(table.rows[0].swept)
     with_cost = any(row.cost for row in table.rows)
-    header = [*_short_names(keys), "nodes", "GPUs", "batch = micro x data parallel x accum.", "step s", "between"]
+    header = [*_short_names(keys), "nodes", "GPUs", *(["form", "recompute"] if table.with_choices else [])]
+    header += ["batch = micro x data parallel x accum.", "step s", "between"]
     header += ["tokens/s", "TFLOP/s/GPU", "MFU", "scaling", "efficiency"]
     if with_cost:
         header += ["time", _hours_header(table.rows), "money"]
     header.append("memory")
     lines = [
-        [*row.swept.values(), *_speed_cells(row), *(_cost_cells(row) if with_cost else []), row.memory]
+        [
+            *row.swept.values(),
+            *_speed_cells(row, table.with_choices),
+            *(_cost_cells(row) if with_cost else []),
+            row.memory,
+        ]
         for row in table.rows
     ]
     plural = "s" if len(table.rows) > 1 else ""
@@ -43,10 +49,11 @@ def _short_names(keys: Sequence[str]) -> list[str]:
     return [name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)]
 
 
-def _speed_cells(row: SweepRow) -> list[str]:
+def _speed_cells(row: SweepRow, with_form: bool) -> list[str]:
     parts = f"{row.micro_batch_size} x {row.data_parallel_degree:,} x {row.gradient_accumulation_steps}"
     batch = f"{row.global_batch_size:,} = {parts}"
-    cells = [f"{row.nodes:,}", f"{row.gpus:,}", batch]
+    form = [row.parallelism, row.activation_checkpointing] if with_form else []
+    cells = [f"{row.nodes:,}", f"{row.gpus:,}", *form, batch]
     if row.step_time_s is None:
         cells += [_NOT_SAID] * 4
     else:

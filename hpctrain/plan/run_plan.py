@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,32 +12,32 @@ from hpctrain.config.schema import (
     Config,
     DeviceKind,
     HardwareConfig,
-    ParallelismConfig,
     Precision,
     TrainingConfig,
 )
-from hpctrain.errors import Problem
+from hpctrain.errors import FORCED_KINDS, Problem
+from hpctrain.plan.alternatives import AutoChoice
 from hpctrain.plan.azureml_job import AzureMlRequest, azureml_problems, build_azureml_request
 from hpctrain.plan.batch_ramp import ramp_warnings
 from hpctrain.plan.chain_rules import chain_notes, chain_problems, chain_warnings
-from hpctrain.plan.compile_rules import compile_notes, compile_problems, recomputation_modes
+from hpctrain.plan.compile_rules import compile_notes, compile_problems
 from hpctrain.plan.data_rules import data_problems
 from hpctrain.plan.ds_config import build_ds_config
 from hpctrain.plan.first_weights import first_weights_problems
-from hpctrain.plan.fitted_ratio import with_fitted_ratio
 from hpctrain.plan.flops import StepFlops, step_flops
+from hpctrain.plan.hardware_rules import hardware_problems, hardware_warnings
 from hpctrain.plan.layout import Batch, Layout, resolve_batch
-from hpctrain.plan.loss_chunks import loss_chunk_notes, loss_chunk_size
+from hpctrain.plan.loss_chunks import loss_chunk_notes
 from hpctrain.plan.memory import MemoryEstimate, estimate_memory
+from hpctrain.plan.memory_settings import MemorySettings, choose_memory_settings, resolved_work, with_tiers
 from hpctrain.plan.model_shape import ModelShape, resolve_model_shape
-from hpctrain.plan.nvme_config import with_nvme, with_nvme_path
+from hpctrain.plan.nvme_config import with_nvme
 from hpctrain.plan.nvme_need import NvmeNeed, nvme_need, nvme_notes, nvme_problems, nvme_warnings
 from hpctrain.plan.parallelism_rules import parallelism_problems, parallelism_warnings, resolve_layout
 from hpctrain.plan.precision_rules import precision_problems, precision_warnings
 from hpctrain.plan.rank_work import RankWork
 from hpctrain.plan.slurm_request import SlurmRequest, build_slurm_request, request_warnings
 from hpctrain.plan.step_time import StepPrediction, predict_step
-from hpctrain.plan.sub_groups import sub_group_notes, with_sub_group_size
 from hpctrain.plan.track_rules import track_problems, track_warnings
 from hpctrain.plan.value_rules import slurm_only_problems, value_problems
 from hpctrain.secret_text import redact_text
@@ -102,6 +101,8 @@ class RunPlan:
     """Blocks are compiled; runs of before this was possible do not say."""
     azureml: AzureMlRequest | None = None
     """What AzureML would be asked for, where the job goes there."""
+    choice: AutoChoice | None = None
+    """What ``parallelism=auto`` chose among; None: all was stated."""
 
     @property
     def form(self) -> str:
@@ -113,7 +114,7 @@ class RunPlan:
 
     def blocking_problems(self, force: bool) -> tuple[Problem, ...]:
         """What keeps it from being submitted; ``force`` lets pass what is short by the estimate or by the site's word."""
-        return tuple(problem for problem in self.problems if not (force and problem.kind in ("memory", "site")))
+        return tuple(problem for problem in self.problems if not (force and problem.kind in FORCED_KINDS))
 
     def to_json(self) -> str:
         """The plan for machines; derived totals are written beside their terms."""
@@ -142,15 +143,15 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
     """
     shape, shape_problems = resolve_model_shape(config.model)
     layout, layout_problems = resolve_layout(config)
-    config, of_tiers = _with_tiers(config, shape, layout)
+    config, of_tiers = with_tiers(config, shape, layout)
     parallelism, training, hardware = config.parallelism, config.training, config.hardware
     seq_len, precision = training.seq_len or shape.max_seq_len, config.precision
-    choice = _choose_memory_settings(config, shape, layout, precision)
+    choice = choose_memory_settings(config, shape, layout, precision)
     batch, batch_problems = resolve_batch(training, choice.micro_batch_size, layout.data_parallel_degree, seq_len)
-    work = _rank_work(config, shape, layout, batch, precision, choice.checkpointing)
+    work = resolved_work(config, shape, layout, batch, precision, choice.checkpointing)
     memory = estimate_memory(work)
     flops = step_flops(shape, seq_len, batch.global_batch_size, choice.checkpointing, parallelism.zero_stage)
-    prediction, prediction_gap = predict_step(work, flops)
+    prediction, prediction_gap = predict_step(work, flops, config.calibration)
     nvme = nvme_need(parallelism, hardware, shape, layout, work.bytes_per_element)
     name = redact_text(config.run.name or f"{shape.name}-{config.nodes}n-{parallelism.name}")
     slurm, slurm_problems = build_slurm_request(name, config, layout)
@@ -203,50 +204,9 @@ def with_memory_of(rank: int, plan: RunPlan, config: Config) -> RunPlan:
         plan: of the configuration.
         config: what the plan was built from.
     """
-    config, _ = _with_tiers(config, plan.model, plan.layout)
-    work = _rank_work(config, plan.model, plan.layout, plan.batch, plan.precision, plan.activation_checkpointing)
+    config, _ = with_tiers(config, plan.model, plan.layout)
+    work = resolved_work(config, plan.model, plan.layout, plan.batch, plan.precision, plan.activation_checkpointing)
     return dataclasses.replace(plan, memory=estimate_memory(work, rank))
-
-
-def _with_tiers(config: Config, shape: ModelShape, layout: Layout) -> tuple[Config, list[str]]:
-    """Where states are kept, filled in (NVMe path, offload ratio, sub-group size), and what was chosen for that."""
-    stated = config.parallelism
-    precision = config.precision
-
-    def of(parallelism: ParallelismConfig) -> Config:
-        return dataclasses.replace(config, parallelism=with_sub_group_size(parallelism, shape, layout))
-
-    def of_gpu(parallelism: ParallelismConfig) -> Config:
-        """Host memory left out, which a larger ratio takes more of: with both, what fits is no longer from some ratio on."""
-        return dataclasses.replace(of(parallelism), hardware=dataclasses.replace(config.hardware, host_memory_gib=None))
-
-    def fits(parallelism: ParallelismConfig) -> bool:
-        """With the batch that is chosen where all of it is moved; it is the largest."""
-        seq_len = config.training.seq_len or shape.max_seq_len
-        choice = _choose_memory_settings(of_gpu(all_moved), shape, layout, precision)
-        batch, _ = resolve_batch(config.training, choice.micro_batch_size, layout.data_parallel_degree, seq_len)
-        work = _rank_work(of_gpu(parallelism), shape, layout, batch, precision, choice.checkpointing)
-        return estimate_memory(work).fits_with_headroom
-
-    all_moved = with_nvme_path(stated, config.hardware)
-    fitted, of_ratio = with_fitted_ratio(all_moved, config.hardware.gpu_memory_gib, fits)
-    found = of(fitted)
-    return found, [*of_ratio, *sub_group_notes(stated, found.parallelism, shape, layout)]
-
-
-def _rank_work(
-    config: Config,
-    shape: ModelShape,
-    layout: Layout,
-    batch: Batch,
-    precision: Precision,
-    checkpointing: ActivationCheckpointing,
-) -> RankWork:
-    """What one rank works on; of the configuration, whose sub-group size is filled in, what is not derived."""
-    offload = config.training.offload_activations and checkpointing == "full"
-    work = RankWork(shape, layout, batch, config.parallelism, config.hardware, precision, checkpointing, offload)
-    chunk = loss_chunk_size(config.training.loss_chunk_size, shape, work.tokens)
-    return dataclasses.replace(work, loss_chunk_size=chunk)
 
 
 def _ds_config(training: TrainingConfig, work: RankWork) -> dict[str, Any]:
@@ -257,7 +217,7 @@ def _ds_config(training: TrainingConfig, work: RankWork) -> dict[str, Any]:
 
 
 def _notes(
-    config: Config, choice: _MemorySettings, work: RankWork, prediction: StepPrediction | None
+    config: Config, choice: MemorySettings, work: RankWork, prediction: StepPrediction | None
 ) -> tuple[str, ...]:
     """What the plan chose; a launch check builds no model, so nothing is chosen for one."""
     of_loss = loss_chunk_notes(config.training, work.loss_chunk_size, work.tokens)
@@ -273,6 +233,7 @@ def _joint_problems(
     return (
         *parallelism_problems(config, shape, layout, seq_len),
         *precision_problems(config),
+        *hardware_problems(config.hardware),
         *compile_problems(config),
         *value_problems(config, shape, seq_len),
         *data_problems(config),
@@ -287,58 +248,6 @@ def _memory_problems(config: Config, memory: MemoryEstimate, nvme: NvmeNeed | No
     if config.training.payload != "train":
         return ()
     return (*memory.problems(), *nvme_problems(config.parallelism, config.hardware, nvme))
-
-
-@dataclass(frozen=True)
-class _MemorySettings:
-    micro_batch_size: int
-    checkpointing: ActivationCheckpointing
-    assumptions: tuple[str, ...]
-
-
-def _choose_memory_settings(config: Config, shape: ModelShape, layout: Layout, precision: Precision) -> _MemorySettings:
-    """Micro batch and checkpointing: what is stated stays; what is left out is the largest batch that fits.
-
-    A micro batch of at most 8 is tried, without recomputation before with it. A stated global batch bounds it.
-    """
-    training = config.training
-    seq_len = training.seq_len or shape.max_seq_len
-    sizes: tuple[int, ...] = (training.micro_batch_size,) if training.micro_batch_size else (8, 4, 2, 1)
-    modes = recomputation_modes(training)
-    if training.micro_batch_size is None and training.global_batch_size is not None:
-        per_micro_step = layout.data_parallel_degree * (training.gradient_accumulation_steps or 1)
-        per_rank, rest = divmod(training.global_batch_size, per_micro_step)
-        sizes = tuple(size for size in sizes if not rest and per_rank and per_rank % size == 0) or (1,)
-    if training.micro_batch_size is None and (ramp := training.batch_ramp) is not None:
-        smallest = math.gcd(ramp.start, ramp.increment)
-        sizes = tuple(size for size in sizes if smallest % (layout.data_parallel_degree * size) == 0) or (1,)
-
-    def fits(size: int, mode: ActivationCheckpointing) -> bool:
-        batch, _ = resolve_batch(training, size, layout.data_parallel_degree, seq_len)
-        return estimate_memory(_rank_work(config, shape, layout, batch, precision, mode)).fits_with_headroom
-
-    candidates = [(size, mode) for size in sizes for mode in modes]
-    chosen = next((candidate for candidate in candidates if fits(*candidate)), None)
-    size, mode = chosen or candidates[-1]
-    has_capacity = config.hardware.gpu_memory_gib is not None or config.hardware.host_memory_gib is not None
-    why = "memory not stated by the hardware" if not has_capacity else "with a tenth of the memory free"
-    assumptions = []
-    if training.micro_batch_size is None:
-        tried = ", ".join(map(str, sizes))
-        choice = f"{size}, the largest of {tried}" if chosen else f"{size}, and even that does not fit"
-        assumptions.append(f"training.micro_batch_size not stated: {choice} ({why})")
-    if training.activation_checkpointing is None:
-        reasons = {
-            "none": "it fits without recomputation",
-            "selective": "without recomputation it does not fit",
-            "full": "neither without recomputation nor with selective one does it fit"
-            if "selective" in modes
-            else "without recomputation it does not fit",
-        }
-        assumptions.append(
-            f"training.activation_checkpointing not stated: {mode}" + (f", {reasons[mode]}" if has_capacity else "")
-        )
-    return _MemorySettings(size, mode, tuple(assumptions))
 
 
 def _launch_problems(config: Config, slurm: SlurmRequest) -> tuple[Problem, ...]:
@@ -366,6 +275,7 @@ def _warnings(config: Config, layout: Layout, batch: Batch) -> tuple[str, ...]:
         *chain_warnings(config),
         *parallelism_warnings(config.parallelism, layout, batch.gradient_accumulation_steps),
         *precision_warnings(config),
+        *hardware_warnings(config.hardware),
         *track_warnings(config),
     ]
     if training.batch_ramp is not None:

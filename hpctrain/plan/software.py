@@ -7,6 +7,7 @@ Constants of kernels are shared by all generations; a generation has those of it
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 HALF_RATE_OUTPUTS = 5.0e6
 """Elements of a product's result at which it runs at half of its rate: the last wave of tiles fills the GPU only in part.
@@ -25,12 +26,54 @@ LOSS_BYTES_PER_LOGIT = 20
 backward pass and its gradient written (4 + 4). Counted, not fitted."""
 ADAM_BYTES_PER_PARAMETER = 30
 """Master, two moments and gradient read (4 + 8 + 4), master and moments written (4 + 8), 16-bit parameter written (2)."""
+HOST_ADAM_BYTES_PER_PARAMETER = 44
+"""Of a step on the CPU: gradient read and written by the division by the loss scale (4 + 4), master, two moments and gradient
+read (4 + 8 + 4), master and moments written (4 + 8), master read, rounded to 16 bit and sent (4 + 2 + 2). Counted in DeepSpeed
+0.19.8, runtime/zero/stage3.py (unscale_and_clip_grads, step)."""
+OFFLOADED_GRADIENT_BYTES = 4
+"""Over the host link in each micro step: a 16-bit gradient to the host and back again (2 + 2). Counted in DeepSpeed 0.19.8,
+runtime/zero/stage3.py, partition_grads."""
+BOUNDARY_GRADIENT_BYTES = 4
+"""Over the host link once a step: the summed gradient in fp32. Source: as above, _offload_grad_partition_at_boundary."""
 GPU_MEMORY_SHARE = 0.8
 """Of the data sheet's bandwidth, for the optimizer's long vectors; an assumption, STREAM reaches 0.85 to 0.9."""
-SUSTAINED = {"H100": (0.866, 0.62), "H200": (0.866, 0.62), "GH200": (0.866, 0.62)}
-"""Matrix and attention rate under load by family, against the A100's share of the best measured matmul: power limits bind, and
-attention kernels of these generations were made for Ampere. Fitted on llm-foundry, 8 H100; of other families nothing is known,
-and they are taken to hold their rate."""
+FP8_SHARE = 0.905
+"""Of the best measured fp8 matmul, by a block's products: casts, and the factors that scale them. Fitted on DGX Cloud, H100."""
+FP8_OVER_16_BIT = 2.0
+"""Where nobody has published a GPU's best fp8 matmul, over that of 16 bit; the ratio of the peaks."""
+
+
+class Sustained(NamedTuple):
+    """Rates under load, each against the A100's share of the best measured matmul of its data type."""
+
+    matrix: float = 1.0
+    attention: float = 1.0
+    fp8: float = 1.0
+    """Of a block's products in fp8."""
+
+
+_HOPPER = ("H100", "H200", "GH200")
+OWN_KERNELS = {
+    **dict.fromkeys(_HOPPER, Sustained(0.965, 1.7, 0.965)),
+    "B200": Sustained(0.63, 1.45, 0.84),
+    "GB200": Sustained(0.84, 1.45, 0.84),
+}
+"""By family, where kernels were made for it (Transformer Engine, attention of cuDNN). Fitted on DGX Cloud: H100; 405B in 16 bit
+on 128 and 256 GB200, whose other two rates are taken to fall by as much. B200, a board with less power, in 16 bit: 0.49 of its
+peak, the mean of the products that MooreThreads/SimuMax measured (configs/system/b200_bf16_ceperm.json)."""
+SUSTAINED = {
+    **dict.fromkeys(_HOPPER, Sustained(0.866, 0.62, 0.866)),
+    "B200": Sustained(0.57, 0.53, 0.75),
+    "GB200": Sustained(0.75, 0.53, 0.75),
+}
+"""By family, with kernels that were made for the A100: power limits bind, and
+attention kernels of these generations were made for Ampere. Fitted on llm-foundry, 8 H100; B200 and GB200 by the same shares of
+``OWN_KERNELS``, an assumption; of other families nothing is known, and they are taken to hold their rate."""
+
+
+def sustained_rates(family: str, own_kernels: bool) -> Sustained:
+    """Rates under load of a family of GPUs; see ``SUSTAINED`` and ``OWN_KERNELS``."""
+    return (OWN_KERNELS if own_kernels else SUSTAINED).get(family, Sustained())
 
 
 @dataclass(frozen=True)
@@ -46,6 +89,8 @@ class Software:
     """Predicted over measured - 1 on those rows, the lowest and the highest; where there are none, an assumption."""
     matrix_share: float = 1.0
     """Of the best measured matmul, for large products in a long run."""
+    own_kernels: bool = False
+    """Kernels are made for the GPU's family: its rates under load are those of ``OWN_KERNELS``."""
     fused_attention: bool = True
     attention_share: float = 0.366
     """Of the best measured matmul, for the scores that are formed."""
@@ -65,6 +110,8 @@ class Software:
     """From one member of a ring to the next."""
     collectives_per_block: float = 1.0
     """Gathers that a block's parameters come in (ZeRO-3)."""
+    model_parallel_overlap: float = 0.0
+    """Share of the communication of tensor, sequence and pipeline parallelism that compute hides."""
     zero_overlap: float = 0.75
     """Share of stage 3's communication, up to the length of compute, that compute hides."""
     gradient_overlap: float = 0.0
@@ -77,8 +124,12 @@ class Software:
     """Pipeline ranks are cut by cost, so that the one with the logits gets fewer blocks."""
     host_overlap: float = 0.5
     """Share of compute that hides traffic to host memory; an assumption."""
-    host_memory_share: float = 0.6
-    """Of the memory bandwidth of a node, by Adam on the CPU; an assumption."""
+    host_memory_share: float = 0.16
+    """Of the memory bandwidth of a node, by Adam on the CPU. Read from what DeepSpeed published on 3B and 1.5B on two GPUs of a
+    DGX A100 and on 7B on four A100 (blogs/zenflow-corebinding, blogs/deepspeed-zenflow)."""
+    input_copy_gb_per_s: float | None = None
+    """Of a GPU, for block inputs that wait in host memory, where their copies block and go to new, pageable memory; None: they go
+    to pinned memory, beside compute."""
 
 
 _FSDP_SOURCE = "llm-foundry (A100, and 8 H100) and fms-fsdp (A100)"
@@ -86,14 +137,16 @@ _FSDP = Software(
     "fsdp",
     fitted_on=_FSDP_SOURCE,
     validated_on="llm-foundry on 16 to 64 H100 and fms-fsdp on 96 H100",
-    errors=(-0.14, 0.02),
+    errors=(-0.15, 0.02),
 )
 _FSDP_COMPILED = replace(
     _FSDP,
     name="fsdp_compiled",
-    fitted_on=f"{_FSDP_SOURCE}, torch.compile leaving 0.6 of the element-wise traffic",
-    validated_on="fms-fsdp on 96 H100",
-    errors=(-0.05, 0.11),
+    fitted_on=f"{_FSDP_SOURCE}, torch.compile leaving 0.6 of the element-wise traffic, and torchtitan's 8B at 32k to 262k tokens"
+    " (attention)",
+    validated_on="fms-fsdp on 96 H100 and torchtitan on H100 and H200",
+    errors=(-0.15, 0.09),
+    attention_share=0.42,
     element_traffic=1.14,
 )
 _MEGATRON_2021 = Software(
@@ -124,6 +177,17 @@ _MEGATRON = Software(
     selective_share=0.0,
     sequence_parallel=True,
 )
+_MEGATRON_CORE = replace(
+    _MEGATRON,
+    name="megatron_core",
+    fitted_on="DGX Cloud's recipes of NeMo 24.09 to 24.12 on 8 to 2,304 H100 (bf16 and fp8), links as megatron",
+    validated_on="NeMo 24.07 and Megatron-Bridge on H100, B200 and GB200, recomputation not stated",
+    errors=(-0.22, 0.33),
+    own_kernels=True,
+    element_traffic=1.14,
+    launch_s_per_block_pass=0.0,
+    model_parallel_overlap=0.45,
+)
 _NANOTRON = replace(
     _MEGATRON,
     name="nanotron",
@@ -137,23 +201,26 @@ _DEEPSPEED_2021 = replace(
     name="deepspeed_2021",
     fitted_on="fixed costs read from Megatron-LM SC21, table 2 (175B and 530B, ZeRO-3 on 384 to 2,240 GPUs)",
     validated_on="BigScience on V100 with ZeRO-3, whose authors warn of 40 % noise by the network",
-    errors=(-0.76, -0.22),
+    errors=(-0.76, -0.12),
     network_share=0.24,
     hop_latency_s=1.6e-5,
     collectives_per_block=4.0,
     zero_overlap=0.0,
+    input_copy_gb_per_s=2.0,
 )
 _DEEPSPEED_2022 = replace(
     _MEGATRON_2021,
     name="deepspeed_2022",
-    fitted_on="DeepSpeed on Azure, 175B at 512 tokens, kernels as megatron_2021",
-    validated_on="DeepSpeed on Azure, 175B at 1,024 tokens, 530B, 1T and 2T",
-    errors=(-0.20, 0.06),
+    fitted_on="DeepSpeed on Azure, 175B at 512 tokens, and 1T at micro batch 8 (copies of block inputs), kernels as"
+    " megatron_2021",
+    validated_on="DeepSpeed on Azure, 175B at 1,024 tokens, 530B, 1T at micro batches of 1 to 4, and 2T",
+    errors=(-0.18, 0.06),
     matrix_share=0.878,
     network_share=0.632,
     hop_latency_s=1.16e-5,
     collectives_per_block=4.0,
     zero_overlap=0.309,
+    input_copy_gb_per_s=2.0,
 )
 _DEEPSPEED = replace(
     _FSDP,
@@ -172,7 +239,8 @@ _DEEPSPEED = replace(
 _DEEPSPEED_LEAF_BLOCKS = replace(
     _DEEPSPEED,
     name="deepspeed_leaf_blocks",
-    fitted_on="nothing of its own, as deepspeed with a quarter of its host work, an assumption for blocks gathered as one module",
+    fitted_on="nothing of its own, as deepspeed; the host work of a block gathered as one module as measured without a GPU"
+    " (tests/bench/host_work.py)",
     host_s_per_block_pass=1.1e-3,
 )
 SOFTWARE: dict[str, Software] = {
@@ -183,6 +251,7 @@ SOFTWARE: dict[str, Software] = {
         _MEGATRON_2021,
         _MEGATRON_DEEPSPEED_2022,
         _MEGATRON,
+        _MEGATRON_CORE,
         _NANOTRON,
         _DEEPSPEED_2021,
         _DEEPSPEED_2022,

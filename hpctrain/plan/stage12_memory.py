@@ -6,36 +6,34 @@ kernels and libraries take for themselves.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+import functools
+from collections.abc import Hashable
+from typing import NamedTuple
 
 from hpctrain.plan.adam_scratch import adam_scratch
 from hpctrain.plan.decoder_activations import DecoderActivations
 from hpctrain.plan.ds_config import reduce_bucket_elements
-from hpctrain.plan.gradient_buckets import GradientFlow, gradient_flow
+from hpctrain.plan.gradient_buckets import BlockGradients, GradientFlow, gradient_flow
 from hpctrain.plan.layout import RankPlace
 from hpctrain.plan.memory_terms import Amounts, Height, MemoryPhase, Pinned, RankMemory, added, in_pieces, total
+from hpctrain.plan.pipeline_buffers import micro_batches_in_flight, pipeline_buffers
 from hpctrain.plan.rank_parameters import RankParameters
 from hpctrain.plan.rank_work import RankWork
+from hpctrain.plan.stage12_shares import rank_share
 
 _FP32 = 4
-_NORM = 8
-"""Bytes of an element of a gradient norm, fp64. Source: runtime/zero/utils.py get_norm_dtype."""
-_ALIGNMENT = 2
-"""Elements to which each rank's share is rounded up. Source: nccl_start_alignment_factor."""
+_PIPELINE = "pipeline buffers"
 
 
-@dataclass(frozen=True)
-class _Share:
-    """What one rank updates of one parameter group."""
+class _BlockMoment(NamedTuple):
+    """The backward pass of blocks at which the same gradients are there."""
 
-    numel: int
-    """Elements of the flat share, padding included."""
-    whole: int
-    """Elements of all parameters that lie in it at least in part: their gradients are kept whole."""
-    largest_piece: int
-    last_block: int
-    """The last block that it touches; -1: none."""
+    gradients: BlockGradients
+    has_arrived: bool
+    """A gradient of the rank's share has been reduced."""
+    blocks: tuple[int, ...]
+    """The two highest of them: the higher the block the more is kept of those before it, but for the last where block inputs
+    wait on the host."""
 
 
 def stage12_memory(work: RankWork, parameters: RankParameters, place: RankPlace) -> RankMemory:
@@ -59,13 +57,11 @@ class _Stage12:
         self._micro_steps = work.batch.gradient_accumulation_steps
         self._activations = DecoderActivations(work)
         data_rank = place.data * work.layout.sequence_parallel_size + place.sequence
-        self._shares = [_share(parameters, group, data_rank, self._degree) for group in ("matrices", "vectors")]
-        self._share = sum(share.numel for share in self._shares)
-        self._whole = sum(share.whole for share in self._shares)
+        self._of_rank = rank_share(parameters, data_rank, self._degree)
+        self._share, self._whole = self._of_rank.numel, self._of_rank.whole
         self._num_stages = work.layout.pipeline_parallel_size
-        # In the 1F1B schedule a stage holds as many micro batches as there are stages from it to the end.
-        # Source: Narayanan et al. 2021 (arXiv 2104.04473), section 2.2; runtime/pipe/schedule.py num_pipe_buffers.
-        self._in_flight = min(self._micro_steps, self._num_stages - place.pipeline)
+        self._in_flight = micro_batches_in_flight(work, place.pipeline)
+        self._pipe = pipeline_buffers(work, place.pipeline, self._activations.block_input)
 
     def memory(self) -> RankMemory:
         resting = self._resting_gpu()
@@ -74,7 +70,10 @@ class _Stage12:
             "engine": {"initialisation": self._engine()},
             "forward": self._forward().over(resting),
             "backward": self._backward().over(resting),
-            "optimizer": max(added(resting, self._step()), self._between_micro_steps(resting), key=total),
+            "optimizer": added(
+                max(added(resting, self._step()), self._between_micro_steps(resting), key=total),
+                {_PIPELINE: self._pipe.in_step},
+            ),
         }
         host, pinned = self._host()
         return RankMemory(gpu, host, pinned)
@@ -93,21 +92,19 @@ class _Stage12:
 
     def _engine(self) -> int:
         """The cast one parameter at a time, the flat copy beside the parameters, the first master copies."""
-        width, cast, done = self._width, 0, 0
+        width, cast = self._width, 0
         if width != _FP32:
-            for size in self._parameters.matrices:
-                cast = max(cast, _FP32 * (self._parameters.total - done) + width * (done + size))
-                done += size
-        matrices, vectors = (width * share.numel * self._degree for share in self._shares)
+            total = self._parameters.total
+            cast = max(
+                _FP32 * (total - done) + width * (done + size) for size, done in self._parameters.first_matrices()
+            )
+        numel = self._of_rank.groups[0].numel
+        matrices, vectors = (width * group.numel * self._degree for group in self._of_rank.groups)
         # The fp32 copies, with room for a gradient of each where the optimizer is here.
-        states = _FP32 * self._shares[0].numel + (width if width != _FP32 else 0) * self._shares[0].numel
+        states = _FP32 * numel + (width if width != _FP32 else 0) * numel
         masters = matrices + vectors + (states if self._on_host else max(states, 2 * _FP32 * self._share))
         flat = 2 * matrices + vectors
         return max(cast, flat, masters, _FP32 * self._parameters.total)
-
-    def _kept(self, block: int) -> int:
-        """Activations kept of the blocks before one, with its own input, and of micro batches in flight."""
-        return self._of_others + self._activations.kept_before(block)
 
     def _kept_with(self, block: int) -> int:
         """Activations kept of the blocks up to one, when its forward pass is over, and of micro batches in flight."""
@@ -115,12 +112,8 @@ class _Stage12:
 
     @property
     def _of_others(self) -> int:
-        """What a pipeline's stage keeps of the other micro batches in flight: activations, and the stage's output."""
-        one = self._activations.block_input
-        if self._num_stages == 1:
-            return 0
-        # One buffer more receives the next gradient or activation.
-        return (self._in_flight - 1) * (self._activations.kept_with(self._parameters.num_blocks - 1) + one) + one
+        """Activations that a pipeline's stage keeps of the other micro batches in flight."""
+        return (self._in_flight - 1) * self._activations.kept_with(self._parameters.num_blocks - 1)
 
     @property
     def _kept_name(self) -> str:
@@ -153,24 +146,19 @@ class _Stage12:
     def _has_loss(self) -> bool:
         return bool(self._parameters.final_norm)
 
-    @property
-    def _kept_output(self) -> int:
-        """The last stage of a pipeline keeps what its last norm gives out for a micro batch until the next one's is there.
-
-        Source: runtime/pipe/engine.py, pipe_buffers.
-        """
-        return self._activations.block_input if self._num_stages > 1 and self._has_loss else 0
-
     def _forward(self) -> Height:
         activations = self._activations
-        height = Height(self._kept_name, "activations of one block", "logits and loss", "gradients", "reduce buckets")
+        height = Height(
+            *(self._kept_name, "activations of one block", "logits and loss"),
+            *(_PIPELINE, "gradients", "reduce buckets"),
+        )
         is_kept, last = self._work.checkpointing != "full", self._parameters.num_blocks - 1
         inside = activations.forward_height if is_kept else activations.recomputed_forward_height
         earlier = (self._accumulated, self._early_buckets)
-        height.offer(self._kept_with(last), inside, 0, *earlier)
+        height.offer(self._kept_with(last), inside, 0, self._pipe.in_forward, *earlier)
         if self._has_loss:
-            logits = activations.loss_forward + self._kept_output
-            height.offer(self._kept_with(last), activations.ends, logits, *earlier)
+            logits = activations.loss_forward
+            height.offer(self._kept_with(last), activations.ends, logits, self._pipe.at_loss, *earlier)
         return height
 
     def _backward(self) -> Height:
@@ -179,6 +167,7 @@ class _Stage12:
             self._kept_name,
             "activations of one block",
             "logits and loss",
+            _PIPELINE,
             "gradients",
             "whole gradients",
             "reduce buckets",
@@ -186,11 +175,11 @@ class _Stage12:
         )
         at_loss = (self._kept_with(parameters.num_blocks - 1), activations.ends)
         output = parameters.token_table if parameters.is_tied else parameters.head
-        accumulated, buckets, scores = self._accumulated, self._buckets, 2 * self._kept_output
+        accumulated, buckets, pipe = self._accumulated, self._buckets, self._pipe
         if self._has_loss:
             earlier = self._early_buckets
-            height.offer(*at_loss, scores + activations.loss_backward, accumulated, 0, earlier, 0)
-            height.offer(*at_loss, scores + activations.head_backward, accumulated, width * output, earlier, 0)
+            height.offer(*at_loss, activations.loss_backward, pipe.at_loss, accumulated, 0, earlier, 0)
+            height.offer(*at_loss, activations.head_backward, pipe.at_loss, accumulated, width * output, earlier, 0)
         # In a pipeline the table of the first stage and that of the last are two parameters.
         tied = output if parameters.is_tied and self._num_stages == 1 else 0
         reduced = not self._keeps_whole
@@ -198,42 +187,44 @@ class _Stage12:
         if reduced and self._has_loss:
             # The output matrix's gradient is handed over with those of the last norm.
             whole, flattened = width * (tied + flow.before.whole), width * flow.before.flattened
-            height.offer(*at_loss, activations.block_input, accumulated, whole, buckets, flattened)
-        matrices = parameters.block_matrices[::-1]
-        for block in range(parameters.num_blocks - 1, -1, -1):
-            gradients, kept = flow.blocks[-1 - block], self._kept(block)
-            arrived = accumulated + self._arrived(flow, gradients.reductions)
-            for moment in activations.block_heights():
-                whole = width * (tied + gradients.waiting + matrices[moment.matrix])
-                height.offer(kept, moment.num_bytes, scores, arrived, whole, buckets, 0)
+            height.offer(*at_loss, activations.block_input, pipe.at_loss, accumulated, whole, buckets, flattened)
+        matrices, first = parameters.block_matrices[::-1], self._of_rank.last_block
+        # Gradients that wait are there throughout a block's pass, so that its height is the same one in all blocks.
+        inside = max(activations.block_heights(), key=lambda each: each.num_bytes + width * matrices[each.matrix])
+        arrivals, of_others, arrived_bytes = activations.arrival_heights(), self._of_others, self._arrived_bytes
+        for moment in _block_moments(parameters, self._bucket, self._degree, self._stage, first):
+            gradients, kept = moment.gradients, of_others + max(map(activations.kept_before, moment.blocks))
+            arrived = accumulated + (arrived_bytes if moment.has_arrived else 0)
+            whole = width * (tied + gradients.waiting + matrices[inside.matrix])
+            height.offer(kept, inside.num_bytes, 0, pipe.in_backward, arrived, whole, buckets, 0)
             if reduced:
-                for at, num_bytes in zip(gradients.at_matrix, activations.arrival_heights(), strict=True):
-                    height.offer(kept, num_bytes, 0, arrived, width * (tied + at.whole), buckets, width * at.flattened)
-        end = accumulated + self._arrived(flow, flow.reductions)
+                for at, num_bytes in zip(gradients.at_matrix, arrivals, strict=True):
+                    whole, flattened = width * (tied + at.whole), width * at.flattened
+                    height.offer(kept, num_bytes, 0, pipe.in_backward, arrived, whole, buckets, flattened)
+        has_arrived = flow.reductions > _reductions_before(flow, first)
+        end = accumulated + (arrived_bytes if has_arrived else 0)
         # A tied table's gradient as the output matrix, that as the table, and their sum.
-        height.offer(0, activations.block_input, 0, end, width * max(3 * tied, parameters.token_table), buckets, 0)
+        table = width * max(3 * tied, parameters.token_table)
+        height.offer(0, activations.block_input, 0, pipe.at_end, end, table, buckets, 0)
         if self._num_stages == 1:
             whole, flattened = width * flow.end.whole, width * flow.end.flattened
-            height.offer(0, activations.block_input, 0, end, whole, buckets, flattened)
+            height.offer(0, activations.block_input, 0, 0, end, whole, buckets, flattened)
         return height
 
-    def _arrived(self, flow: GradientFlow, reductions: int) -> int:
+    @property
+    def _arrived_bytes(self) -> int:
         """Reduced gradients of the rank's share: a buffer that is made when the first of them comes."""
-        if self._on_host or self._keeps_whole:
-            return 0
-        last_block = max(share.last_block for share in self._shares)
-        before = flow.blocks[-1 - last_block].reductions if last_block >= 0 else flow.reductions
-        return self._width * self._whole if reductions > before else 0
+        return 0 if self._on_host or self._keeps_whole else self._width * self._whole
 
     def _step(self) -> Amounts:
-        """Per group: a piece in fp64 for the norm, then the gradients flattened and in fp32, with the optimizer's scratch."""
+        """Per group: the gradients flattened, if they are in pieces, and in fp32, with the optimizer's scratch."""
         if self._on_host:
-            group = max(share.numel for share in self._shares)
-            return {"optimizer step": group * adam_scratch(self._work)}
-        flattened = (self._width if self._width != _FP32 else 0) + _FP32
-        norm = _NORM * max(share.largest_piece for share in self._shares)
-        group = max(share.numel for share in self._shares)
-        step = max(norm, group * max(flattened, _FP32 + adam_scratch(self._work)))
+            return {"optimizer step": self._of_rank.largest_group * adam_scratch(self._work)}
+        scratch, cast = adam_scratch(self._work), _FP32 if self._width != _FP32 else 0
+        step = 0
+        for group in self._of_rank.groups:
+            flattened = 0 if group.is_one_piece else self._width
+            step = max(step, group.numel * max(flattened + cast, (cast or flattened) + scratch))
         return {"gradients": self._width * self._whole, "optimizer step": step}
 
     def _between_micro_steps(self, resting: Amounts) -> Amounts:
@@ -242,15 +233,14 @@ class _Stage12:
         A pipeline reduces behind its last micro batch, through one bucket more. Source: reduce_gradients.
         """
         buckets = self._early_buckets * (2 if self._num_stages > 1 else 1)
-        kept = {"gradients": self._accumulated, "logits and loss": 2 * self._kept_output}
-        return added(resting, kept, {"reduce buckets": buckets})
+        return added(resting, {"gradients": self._accumulated, "reduce buckets": buckets})
 
     def _host(self) -> tuple[dict[MemoryPhase, Amounts], dict[str, Pinned]]:
         """Host memory of one rank: what is offloaded."""
         width, parameters = self._width, self._parameters
         amounts: Amounts = {}
         pieces: dict[str, Pinned] = {}
-        numels = [share.numel for share in self._shares]
+        numels = [group.numel for group in self._of_rank.groups]
         if self._on_host:
             amounts = {
                 "fp32 master": _FP32 * self._share,
@@ -290,20 +280,31 @@ class _Stage12:
         return host, {name: those for name, those in pieces.items() if is_pinned or name == "block inputs"}
 
 
-def _share(parameters: RankParameters, group: str, data_rank: int, degree: int) -> _Share:
-    """A rank's equal part of a group laid end to end. Source: runtime/zero/stage_1_and_2.py get_partition_info."""
-    sizes = getattr(parameters, group)
-    numel = math.ceil(sum(sizes) / (_ALIGNMENT * degree)) * _ALIGNMENT
-    start, end, offset = data_rank * numel, (data_rank + 1) * numel, 0
-    whole, largest, last_block = 0, 0, -1
-    num_before = bool(parameters.token_table) + bool(parameters.position_table) if group == "matrices" else 0
-    per_block = len(parameters.block_matrices if group == "matrices" else parameters.block_vectors)
-    for index, size in enumerate(sizes):
-        inside = min(end, offset + size) - max(start, offset)
-        if inside > 0:
-            whole += size
-            largest = max(largest, inside)
-            if index >= num_before:
-                last_block = min((index - num_before) // per_block, parameters.num_blocks - 1)
-        offset += size
-    return _Share(numel, whole, largest, last_block)
+@functools.lru_cache(maxsize=256)
+def _block_moments(
+    parameters: RankParameters, bucket: int, degree: int, stage: int, first_block: int
+) -> tuple[_BlockMoment, ...]:
+    """From the last block to the first, those that are alike once.
+
+    Args:
+        parameters: of one rank.
+        bucket: elements in which gradients are reduced.
+        degree: ranks that share the states.
+        stage: 1 or 2.
+        first_block: whose gradients reach this rank's share first; -1: only the tables'.
+    """
+    flow = gradient_flow(parameters, bucket, degree, stage)
+    before = _reductions_before(flow, first_block)
+    found: dict[Hashable, _BlockMoment] = {}
+    for number, gradients in enumerate(flow.blocks):
+        block, has_arrived = parameters.num_blocks - 1 - number, gradients.reductions > before
+        key = (gradients.waiting, gradients.at_matrix, has_arrived)
+        known = found.get(key)
+        blocks = (block,) if known is None else tuple(sorted({*known.blocks, block})[-2:])
+        found[key] = _BlockMoment(gradients, has_arrived, blocks)
+    return tuple(found.values())
+
+
+def _reductions_before(flow: GradientFlow, first_block: int) -> int:
+    """Collectives before the one that brings the first gradient of a share."""
+    return flow.blocks[-1 - first_block].reductions if first_block >= 0 else flow.reductions

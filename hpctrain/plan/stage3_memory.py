@@ -7,23 +7,21 @@ a few numbers, and on a GPU what kernels and libraries take for themselves.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from itertools import pairwise
 
 from hpctrain.plan.adam_scratch import ADAM_SCRATCH, adam_scratch
-from hpctrain.plan.decoder_activations import DecoderActivations
+from hpctrain.plan.decoder_activations import BlockHeight, DecoderActivations
 from hpctrain.plan.ds_config import reduce_bucket_elements
-from hpctrain.plan.gathering import GatherRules, Visit, gathered_visits
-from hpctrain.plan.gradient_buckets import BlockGradients, gradient_flow
+from hpctrain.plan.gathering import GatherRules, Int8
 from hpctrain.plan.memory_terms import Amounts, Height, MemoryPhase, Pinned, RankMemory, added, in_pieces, total
 from hpctrain.plan.nvme_tier import NvmeTier
 from hpctrain.plan.rank_parameters import RankParameters
 from hpctrain.plan.rank_work import RankWork
+from hpctrain.plan.stage3_moments import BackwardMoment, Stage3Moments, stage3_moments
 
 _FP32 = 4
 _GATHERED = ("gathered parameters", "secondary partition")
-_NORM = 8
-"""Bytes of an element of a gradient norm, fp64. Source: runtime/zero/utils.py get_norm_dtype."""
+_NORM_BYTES = 8
+"""Of an element of a gradient norm, fp64. Source: runtime/zero/utils.py get_norm_dtype."""
 _NORM_PIECE = 250_000_000
 """Elements whose norm is taken at once under offload. Source: runtime/zero/stage3.py _constant_buffered_norm2."""
 
@@ -52,8 +50,7 @@ class _Stage3:
         # Of one rank nothing is gathered: a parameter is its own partition.
         self._gather_width = self._width if self._degree > 1 or self._params_on_host else 0
 
-        threshold = parallelism.param_persistence_threshold
-        self._persistent = sum(size for size in self._all_sizes() if size <= threshold)
+        self._persistent = parameters.up_to(parallelism.param_persistence_threshold)
 
     def memory(self) -> RankMemory:
         resting = self._resting_gpu()
@@ -84,31 +81,32 @@ class _Stage3:
             resting["secondary partition"] = width * self._parameters.partition(hpz)
         return resting
 
-    def _gathered(self, elements: int, is_from_second: bool = False) -> tuple[int, int]:
-        """Bytes of gathered parameters, and of what the second partition is smaller for them.
+    @property
+    def _second_grows(self) -> bool:
+        """The optimizer's step drops the second partition; a parameter has its part again from its first release on.
 
-        The optimizer's step drops it, and a parameter has its part again when it is released for the first time.
         Source: runtime/zero/stage3.py invalidate_secondary_tensor; partition_parameters.py _partition_param_sec.
+        """
+        return self._work.parallelism.hpz_partition_size > 1 and self._work.batch.gradient_accumulation_steps == 1
+
+    def _gathered(self, elements: int, unreleased: int) -> tuple[int, int]:
+        """Bytes of gathered parameters, and of what the second partition has not got yet.
 
         Args:
             elements: gathered at the moment.
-            is_from_second: some of them may have been released and gathered again since the step.
+            unreleased: elements of parameters that have not been released since the step; those that never are come to them.
         """
-        hpz, is_single = self._work.parallelism.hpz_partition_size, self._work.batch.gradient_accumulation_steps == 1
-        is_smaller = hpz > 1 and is_single and not is_from_second
-        missing = self._width * (elements + self._persistent) // hpz if is_smaller else 0
+        hpz = self._work.parallelism.hpz_partition_size
+        missing = self._width * (unreleased + self._persistent) // hpz if self._second_grows else 0
         return self._gather_width * elements, -missing
-
-    def _all_sizes(self) -> Iterator[int]:
-        yield from self._parameters.matrices
-        yield from self._parameters.vectors
 
     def _construction(self) -> Amounts:
         """zero.Init: each parameter is whole in fp32, then in the training type, beside the shares of those before it."""
-        width, before, height = self._width, 0, Height("initialisation", "parameters")
-        for size in self._parameters.matrices:
-            height.offer((_FP32 + width) * size, 0 if self._params_on_host else width * before)
-            before += math.ceil(size / self._degree)
+        width, height = self._width, Height("initialisation", "parameters", "secondary partition")
+        hpz, matrices = self._work.parallelism.hpz_partition_size, self._parameters.last_matrices
+        for (size, before), (_, second) in zip(matrices(self._degree), matrices(hpz), strict=True):
+            there = 0 if self._params_on_host else width * before
+            height.offer((_FP32 + width) * size, there, width * second if hpz > 1 else 0)
         return height.over({})
 
     def _engine(self, resting: Amounts) -> Amounts:
@@ -121,7 +119,8 @@ class _Stage3:
         }
         return added(there, {"gathered parameters": gathered})
 
-    def _visits(self) -> tuple[Visit, ...]:
+    @property
+    def _moments(self) -> Stage3Moments:
         parallelism = self._work.parallelism
         rules = GatherRules(
             num_ranks=self._degree,
@@ -129,32 +128,32 @@ class _Stage3:
             max_live_parameters=parallelism.max_live_parameters,
             max_reuse_distance=parallelism.max_reuse_distance,
             persistence_threshold=parallelism.param_persistence_threshold,
+            int8=Int8(self._width, self._work.precision == "fp16") if parallelism.quantized_weights else None,
         )
-        return gathered_visits(self._parameters, rules, self._work.checkpointing == "full")
+        return stage3_moments(
+            self._parameters, rules, self._work.checkpointing == "full", self._bucket, self._second_grows
+        )
 
     def _forward(self) -> Height:
         activations = self._activations
         height = Height(*_GATHERED, self._kept_name, "activations of one block", "logits and loss")
-        is_kept, last = self._work.checkpointing != "full", 0
+        is_kept = self._work.checkpointing != "full"
         inside = activations.forward_height if is_kept else activations.recomputed_forward_height
-        for visit in self._visits():
-            if visit.is_backward:
-                break
-            if visit.block is not None:
-                kept = self._activations.kept_before(visit.block)
-                height.offer(*self._gathered(visit.fetching), kept, 0, 0)
-                height.offer(*self._gathered(visit.held), self._activations.kept_with(visit.block), inside, 0)
-            last = visit.held
+        for moment in self._moments.forward:
+            kept = max(map(activations.kept_before, moment.blocks))
+            height.offer(*self._gathered(moment.fetching, moment.unreleased), kept, 0, 0)
+            kept = max(map(activations.kept_with, moment.blocks))
+            height.offer(*self._gathered(moment.held, moment.unreleased), kept, inside, 0)
         height.offer(
-            *self._gathered(last),
-            self._activations.kept_with(self._parameters.num_blocks - 1),
+            *self._gathered(*self._moments.at_loss),
+            activations.kept_with(self._parameters.num_blocks - 1),
             activations.ends,
             activations.loss_forward,
         )
         return height
 
     def _backward(self) -> Height:
-        width, activations, parameters = self._width, self._activations, self._parameters
+        width, activations, parameters, moments = self._width, self._activations, self._parameters, self._moments
         height = Height(
             *_GATHERED,
             self._kept_name,
@@ -163,56 +162,50 @@ class _Stage3:
             "whole gradients",
             "flattened for reduction",
         )
-        visits = [visit for visit in self._visits() if visit.is_backward]
         at_loss = (
-            *self._gathered(visits[0].held),
-            self._activations.kept_with(parameters.num_blocks - 1),
+            *self._gathered(*moments.at_backward),
+            activations.kept_with(parameters.num_blocks - 1),
             activations.ends,
         )
         output = parameters.token_table if parameters.is_tied else parameters.head
         height.offer(*at_loss, activations.loss_backward, 0, 0)
         height.offer(*at_loss, activations.head_backward, width * output, 0)
         tied = output if parameters.is_tied else 0
-        flow = gradient_flow(parameters, self._bucket, self._degree, 3)
         # The output matrix's gradient is handed over with those of the last norm.
-        height.offer(
-            *at_loss, activations.block_input, width * (tied + flow.before.whole), self._reduced(flow.before.flattened)
-        )
-        seen: set[int] = set()
-        first = next(number for number, visit in enumerate(visits) if visit.block is not None)
-        for number, visit in enumerate(visits):
-            if visit.block is None:
-                continue
-            gradients = flow.blocks[-1 - visit.block]
+        before, end = moments.before, moments.end
+        height.offer(*at_loss, activations.block_input, width * (tied + before.whole), self._reduced(before.flattened))
+        heights = activations.block_heights()
+        for moment in moments.backward:
             fetched = (
-                *self._gathered(visit.fetching, is_from_second=True),
-                activations.kept_with(visit.block),
+                *self._gathered(moment.fetching, moment.unreleased),
+                max(map(activations.kept_with, moment.blocks)),
                 activations.block_input,
             )
-            height.offer(*fetched, 0, width * (tied + gradients.waiting), 0)
-            if visit.block in seen or self._work.checkpointing != "full":
-                # Where as much is held as before, one block may have gone and another come; before the first none goes.
-                held = [each.held for each in visits[first : number + 1]]
-                is_falling = all(later < earlier for earlier, later in pairwise(held))
-                self._offer_block(height, visit, gradients, tied, self._gathered(visit.held, not is_falling))
-            seen.add(visit.block)
-        at_end = (*self._gathered(visits[-1].held, is_from_second=True), 0, activations.block_input, 0)
+            height.offer(*fetched, 0, width * (tied + moment.waiting), 0)
+            if moment.computes:
+                gathered = self._gathered(moment.held, moment.unreleased)
+                self._offer_block(height, moment, heights, tied, gathered)
+        at_end = (*self._gathered(*moments.at_end), 0, activations.block_input, 0)
         # A tied table's gradient as the output matrix, that as the table, and their sum.
         height.offer(*at_end, width * max(3 * tied, parameters.token_table), 0)
-        height.offer(*at_end, width * flow.end.whole, self._reduced(flow.end.flattened))
+        height.offer(*at_end, width * end.whole, self._reduced(end.flattened))
         return height
 
     def _offer_block(
-        self, height: Height, visit: Visit, gradients: BlockGradients, tied: int, gathered: tuple[int, int]
+        self,
+        height: Height,
+        moment: BackwardMoment,
+        heights: list[BlockHeight],
+        tied: int,
+        gathered: tuple[int, int],
     ) -> None:
-        """The moments of a block's backward pass and of the reduction behind it."""
-        assert visit.block is not None
+        """The heights of a block's backward pass and of the reduction behind it."""
         width, activations = self._width, self._activations
-        kept = self._activations.kept_before(visit.block)
-        for moment in activations.block_heights():
-            whole = tied + gradients.at_matrix[moment.matrix].whole
-            height.offer(*gathered, kept, moment.num_bytes, 0, width * whole, 0)
-        whole, flattened = tied + gradients.behind.whole, self._reduced(gradients.behind.flattened) + self._to_host
+        kept = max(map(activations.kept_before, moment.blocks))
+        for inside in heights:
+            whole = tied + moment.at_matrix[inside.matrix].whole
+            height.offer(*gathered, kept, inside.num_bytes, 0, width * whole, 0)
+        whole, flattened = tied + moment.behind.whole, self._reduced(moment.behind.flattened) + self._to_host
         height.offer(*gathered, kept, 2 * activations.block_input, 0, width * whole, flattened)
 
     def _reduced(self, flattened: int) -> int:
@@ -232,7 +225,7 @@ class _Stage3:
         if not self._on_host:
             return 0
         share = math.ceil(max(self._parameters.block_matrices) / self._degree)
-        return self._width * share + _NORM * min(share, _NORM_PIECE)
+        return self._width * share + _NORM_BYTES * min(share, _NORM_PIECE)
 
     @property
     def _unswapped(self) -> Amounts:
@@ -261,7 +254,7 @@ class _Stage3:
             return max(ADAM_SCRATCH * max(self._here, default=0), adam_scratch(self._work) * elsewhere)
         flattened = (self._width if self._width != _FP32 else 0) + _FP32
         step = max(flattened, _FP32 + adam_scratch(self._work)) * max(self._here)
-        return max(step, _NORM * share, self._overflow_check)
+        return max(step, _NORM_BYTES * share, self._overflow_check)
 
     @property
     def _overflow_check(self) -> int:
@@ -301,10 +294,8 @@ class _Stage3:
         if self._nvme.holds_parameters:
             amounts["parameters"] = width * self._nvme.resident_parameters[1]
         elif self._params_on_host:
-            groups = (self._parameters.matrices, self._parameters.vectors)
             amounts["parameters"] = width * self._share
-            shares = [sum(math.ceil(size / self._degree) for size in group) for group in groups]
-            pieces["parameters"] = in_pieces(shares, width)
+            pieces["parameters"] = in_pieces(self._parameters.partitions(self._degree), width)
         engine = {name: num_bytes for name, num_bytes in amounts.items() if name != "Adam moments"}
         engine["initialisation"] = self._host_initialisation()
         waiting: Amounts = {}
@@ -329,11 +320,12 @@ class _Stage3:
         if self._nvme.holds_parameters:
             small = self._width * self._nvme.resident_parameters[1]
             return {"parameters": small, "swap buffers": self._nvme.parameter_buffer_bytes}
-        before, height = 0, Height("parameters", "initialisation")
-        for size in self._all_sizes():
+        matrices, height = list(self._parameters.last_matrices(self._degree)), Height("parameters", "initialisation")
+        for size, before in matrices:
             share = math.ceil(size / self._degree)
-            before += share
-            height.offer(self._width * before, self._width * share)
+            height.offer(self._width * (before + share), self._width * share)
+        # The vectors come last, and are small beside what is there by then.
+        height.offer(self._width * self._share, self._width * math.ceil(max(self._parameters.vectors) / self._degree))
         return height.over({})
 
     def _host_initialisation(self) -> int:

@@ -14,9 +14,12 @@ from functools import lru_cache
 from hpctrain.errors import ConfigError, Problem
 from hpctrain.plan.devices import Device, find_device
 from hpctrain.plan.flop_conventions import FlopConvention, published_convention
+from hpctrain.plan.known_shapes import named_columns
+from hpctrain.plan.known_vocabularies import known_vocabulary
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.plain_shape import plain_shape
-from hpctrain.plan.software import SUSTAINED, UNMEASURED_SHARE
+from hpctrain.plan.row_remarks import checkpoints_on_host, virtual_stages
+from hpctrain.plan.software import FP8_OVER_16_BIT, FP8_SHARE, UNMEASURED_SHARE, Software, sustained_rates
 from hpctrain.plan.step_parts import Machine, Recomputation, Setup
 from hpctrain.plan.trainer import Trainer, find_trainer
 from hpctrain.units import GIB
@@ -24,7 +27,8 @@ from hpctrain.units import GIB
 StatedRow = Mapping[str, str | float | None]
 
 ASSUMED_VOCAB = 50304
-"""Where a row states none: the vocabulary of GPT-2, padded. It changes FLOPs of large models by less than 0.3 %."""
+"""Where a row states none and its model is not a known one: the vocabulary of GPT-2, padded. It changes FLOPs of large models
+by less than 0.3 %."""
 ASSUMED_SEQ_LEN = 2048
 AZURE_LIVE_PARAMETERS = 3e9
 """max_live_parameters of the recipes published with the Azure results (deepspeedai/Megatron-DeepSpeed@4efb479d)."""
@@ -36,12 +40,16 @@ _GATE_SHARE = 0.15
 """Parameters that two matrices leave unexplained before a third is taken; a gate is a fifth to a third of a block."""
 _GATED = re.compile(r"llama|qwen|mistral|gemma|olmo", re.IGNORECASE)
 _NETWORK = re.compile(
-    r"(?:(?P<count>\d+) ?x )?(?P<rate>\d+) ?Gb(?:/s|ps)\b[^;()]{0,30}\b(?:per|a) (?P<place>node|GPU)\b"
+    r"(?:(?P<count>\d+) ?x ?)?(?<![\d.,])(?P<rate>\d[\d,]*(?:\.\d+)?) ?(?P<unit>[GT])b(?:/s|ps|it/s)\b"
+    r"[^;()]{0,30}(?:\b(?:per|a|each) |/)(?P<place>node|GPU|VM|host|server|machine|instance)\b"
 )
 _IN_NODE = re.compile(r"\bHSDP\b(?! =)")
-_CHECKPOINTS_ON_HOST = re.compile(r"activation checkpoints on the host|checkpoint-in-cpu on|cpu_checkpointing on")
 _ADAPTERS = re.compile(r"\bq?lora\b|\badapters?\b|\bbnb\.", re.IGNORECASE)
-_SPARSE = re.compile(r"mixtral|moe|\dx\d", re.IGNORECASE)
+_TILED = re.compile(r"\bFPDT \(|\bALST\b|\btiled (mlp|loss|compute)|\bArctic ?(Training|Long)", re.IGNORECASE)
+_ONE_LAYER = re.compile(r"\bper-layer time\b|\bsingle layer\b", re.IGNORECASE)
+_SPARSE = re.compile(
+    r"mixtral|moe|\dx\d|\bgrok|deepseek-?v[23]|\bdbrx|\db-a\d+(?:\.\d)?b\b|gpt-oss|kimi-?k2", re.IGNORECASE
+)
 _USUAL_NETWORK_GB_PER_S = {"V100": 50.0, "A100": 200.0}
 _USUAL_FAST_NETWORK_GB_PER_S = 400.0
 """Of one node: four adapters of 100 Gb/s, eight of 200 Gb/s, and eight of 400 Gb/s beside GPUs that came later."""
@@ -66,11 +74,14 @@ class StatedRun:
     convention: FlopConvention | None
     assumptions: tuple[str, ...]
     """What the row does not state and was taken, a few words each."""
+    stated_memory_gb: float | None = None
+    """Of one GPU, as the row says; it counts where the row names none that is known."""
 
     @property
     def capacity_bytes(self) -> float | None:
-        """What a process can allocate on one GPU; None: the row names none."""
-        return None if self.device is None else ALLOCATABLE_SHARE * self.device.memory_gb * GIB
+        """What a process can allocate on one GPU; None: the row names none, and no memory."""
+        memory_gb = self.stated_memory_gb if self.device is None else self.device.memory_gb
+        return None if memory_gb is None else ALLOCATABLE_SHARE * memory_gb * GIB
 
 
 def stated_run(row: StatedRow) -> StatedRun:
@@ -92,9 +103,12 @@ def stated_run(row: StatedRow) -> StatedRun:
         text_of(row, "precision"),
         count_of(row, "zero_stage"),
         has_offload=any(text_of(row, name) in ("cpu", "nvme") for name in ("offload_optimizer", "offload_param")),
+        ref=text_of(row, "ref"),
+        gpu=text_of(row, "gpu"),
     )
-    setup, setup_assumptions = _setup(full, shape, device, trainer)
-    machine, machine_assumptions = (None, ()) if device is None else _machine(full, device)
+    setup, setup_assumptions = _setup(full, shape)
+    setup = _in_micro_batches(setup, trainer)
+    machine, machine_assumptions = (None, ()) if device is None else _machine(full, device, trainer.software)
     return StatedRun(
         setup,
         machine,
@@ -104,6 +118,7 @@ def stated_run(row: StatedRow) -> StatedRun:
         parameters,
         published_convention(text_of(row, "tflops_convention") or None, text_of(row, "source")),
         derived + setup_assumptions + machine_assumptions,
+        number_of(row, "gpu_mem_gb"),
     )
 
 
@@ -120,6 +135,16 @@ def derive(row: StatedRow) -> tuple[dict[str, str | float | None], tuple[str, ..
         raise _refusal(f"model={text_of(row, 'model')} is sparse, the planner knows dense decoders")
     if _ADAPTERS.search(f"{text_of(row, 'notes')} {text_of(row, 'precision')}"):
         raise _refusal("trains adapters; the planner knows runs that train all parameters")
+    if _TILED.search(f"{text_of(row, 'source')} {text_of(row, 'notes')}"):
+        raise _refusal(
+            "computes a sequence in pieces, one after the other; the planner knows blocks that see it at once"
+        )
+    if _ONE_LAYER.search(f"{text_of(row, 'model')} {text_of(row, 'notes')}"):
+        raise _refusal("is the time of a layer alone; the planner knows whole steps")
+    if named := named_columns(row):
+        full |= named
+        row = full
+        chosen.append(f"{', '.join(named)} of the public model")
     missing = [name for name in ("layers", "hidden") if count_of(row, name) is None]
     unknown = [] if number_of(row, "params_b") else missing
     if count_of(row, "num_gpus") is None and not any(count_of(row, name) for name in ("tp", "pp", "dp")):
@@ -150,16 +175,19 @@ def derive(row: StatedRow) -> tuple[dict[str, str | float | None], tuple[str, ..
 def _shape_of_parameters(row: StatedRow) -> dict[str, float]:
     """Layers and hidden size where only one of them, or neither, is stated.
 
-    N = 12·L·h² and the tables; without h, h = 128·L, rounded to 128 elements. Layers are whole pipeline ranks.
+    N = 12·L·h² and the tables; without h, h = 128·L, rounded to 128 elements, or to 16 a head where those do not divide. Layers
+    are whole pipeline ranks.
     """
     parameters = (number_of(row, "params_b") or 0.0) * 1e9
     layers, hidden = count_of(row, "layers"), count_of(row, "hidden")
     if hidden is None:
         of_depth = math.sqrt(parameters / 12 / layers) if layers else (parameters * WIDTH_OVER_DEPTH / 12) ** (1 / 3)
         hidden = max(128, round(of_depth / 128) * 128)
+        if (heads := count_of(row, "heads")) and hidden % heads:
+            hidden = max(1, round(of_depth / (16 * heads))) * 16 * heads
     if layers is None:
         pipeline = count_of(row, "pp") or 1
-        tables = (count_of(row, "vocab") or ASSUMED_VOCAB) * hidden
+        tables = _vocabulary(row) * hidden
         block = 12 * hidden**2
         if ffn := count_of(row, "ffn_hidden"):
             block = 4 * hidden**2 + (3 if _GATED.search(text_of(row, "model")) else 2) * hidden * ffn
@@ -180,6 +208,8 @@ def row_shape(row: StatedRow) -> tuple[ModelShape, float]:
     is_gated = bool(_GATED.search(text_of(row, "model")))
     shape = _shape(row, is_gated)
     if stated is None:
+        # Models with a gate have two tables from some 7B on (Llama 2 and 3, Mistral, Qwen); below, and without a gate, one.
+        shape = replace(shape, tie_embeddings=not is_gated)
         return shape, shape.num_parameters
     candidates = [shape, replace(shape, tie_embeddings=False)]
     if not is_gated and count_of(row, "ffn_hidden"):
@@ -196,7 +226,7 @@ def _shape(row: StatedRow, gated: bool) -> ModelShape:
     return plain_shape(
         num_layers=needed_count(row, "layers"),
         hidden_size=needed_count(row, "hidden"),
-        vocab_size=count_of(row, "vocab") or ASSUMED_VOCAB,
+        vocab_size=_vocabulary(row),
         num_heads=heads,
         num_kv_heads=count_of(row, "kv_heads"),
         head_dim=int(width[1]) // heads if width and heads else None,
@@ -207,14 +237,19 @@ def _shape(row: StatedRow, gated: bool) -> ModelShape:
     )
 
 
+def _vocabulary(row: StatedRow) -> int:
+    known = known_vocabulary(text_of(row, "model"), text_of(row, "source"))
+    return count_of(row, "vocab") or known or ASSUMED_VOCAB
+
+
 def gpu_memory_gib(row: StatedRow) -> float:
     """What a process can allocate on one GPU of the row."""
     return ALLOCATABLE_SHARE * _find_device(text_of(row, "gpu"), number_of(row, "gpu_mem_gb")).memory_gb
 
 
-def _machine(row: StatedRow, device: Device) -> tuple[Machine, tuple[str, ...]]:
+def _machine(row: StatedRow, device: Device, software: Software) -> tuple[Machine, tuple[str, ...]]:
     assumptions = []
-    data_type = "bf16" if "bf16" in text_of(row, "precision") and "bf16" in device.peak_tflops else "fp16"
+    data_type = _data_type(text_of(row, "precision").lower(), device)
     achievable = device.achievable_tflops.get(data_type)
     if achievable is None:
         achievable = UNMEASURED_SHARE * device.peak_tflops[data_type]
@@ -226,7 +261,8 @@ def _machine(row: StatedRow, device: Device) -> tuple[Machine, tuple[str, ...]]:
     network = stated or _USUAL_NETWORK_GB_PER_S.get(family, _USUAL_FAST_NETWORK_GB_PER_S)
     if not stated and num_gpus > gpus_per_node:
         assumptions.append(f"network {network * 8:g} Gb/s a node")
-    matrix, attention = SUSTAINED.get(family, (1.0, 1.0))
+    sustained = sustained_rates(family, software.own_kernels)
+    fp8 = FP8_SHARE * device.achievable_tflops.get("fp8", FP8_OVER_16_BIT * achievable) * sustained.fp8
     machine = Machine(
         gpus_per_node=gpus_per_node,
         achievable_tflops=achievable,
@@ -235,10 +271,20 @@ def _machine(row: StatedRow, device: Device) -> tuple[Machine, tuple[str, ...]]:
         network_gb_per_s=network,
         host_link_gb_per_s=device.host_link_gb_per_s,
         host_memory_gb_per_s=_USUAL_HOST_MEMORY_GB_PER_S.get(family, 409.0),
-        sustained_matrix=matrix,
-        sustained_attention=attention,
+        sustained_matrix=sustained.matrix,
+        sustained_attention=sustained.attention,
+        block_tflops=fp8 if "fp8" in text_of(row, "precision").lower() and "fp8" in device.peak_tflops else None,
     )
     return machine, tuple(assumptions)
+
+
+def _data_type(precision: str, device: Device) -> str:
+    """Of the matrix products, as the device's table of peaks names it; 16 bit where the row states none."""
+    if precision in ("fp32", "float32") or (precision == "tf32" and "tf32" not in device.peak_tflops):
+        return "fp32"
+    if precision == "tf32":
+        return "tf32"
+    return "bf16" if "bf16" in precision and "bf16" in device.peak_tflops else "fp16"
 
 
 def stated_network_gb_per_s(words: str, gpus_per_node: int) -> float | None:
@@ -252,11 +298,11 @@ def stated_network_gb_per_s(words: str, gpus_per_node: int) -> float | None:
     match = _NETWORK.search(words)
     if match is None:
         return None
-    gigabit = float(match["count"] or 1) * float(match["rate"])
+    gigabit = float(match["count"] or 1) * float(match["rate"].replace(",", "")) * (1000 if match["unit"] == "T" else 1)
     return gigabit / 8 * (gpus_per_node if match["place"] == "GPU" else 1) or None
 
 
-def _setup(row: StatedRow, shape: ModelShape, device: Device | None, trainer: Trainer) -> tuple[Setup, tuple[str, ...]]:
+def _setup(row: StatedRow, shape: ModelShape) -> tuple[Setup, tuple[str, ...]]:
     notes, num_gpus = text_of(row, "notes"), needed_count(row, "num_gpus")
     tp, pp, sp = (count_of(row, name) or 1 for name in ("tp", "pp", "cp_sp"))
     dp = count_of(row, "dp") or num_gpus // (tp * pp * sp)
@@ -265,43 +311,48 @@ def _setup(row: StatedRow, shape: ModelShape, device: Device | None, trainer: Tr
     if needed_count(row, "global_batch") < needed_count(row, "micro_batch_per_gpu") * dp:
         micro, total = (needed_count(row, name) for name in ("micro_batch_per_gpu", "global_batch"))
         raise _refusal(f"global_batch={total} is less than micro_batch_per_gpu x dp = {micro} x {dp}")
+    if (count_of(row, "nodes") or 1) > num_gpus:
+        raise _refusal(f"nodes={count_of(row, 'nodes')} is more than num_gpus={num_gpus}")
     if pp > shape.num_layers:
         raise _refusal(f"pp={pp} is more than layers={shape.num_layers}")
     recomputation = _RECOMPUTATION.get(text_of(row, "activation_ckpt"))
+    on_host = recomputation == "full" and checkpoints_on_host(notes)
     micro, total, seq_len = (needed_count(row, name) for name in ("micro_batch_per_gpu", "global_batch", "seq_len"))
-    block_inputs_gib = shape.num_layers / pp * micro * seq_len * shape.hidden_size * 2 / GIB
-    on_host = bool(_CHECKPOINTS_ON_HOST.search(notes))
-    exceed = trainer.offloads and device is not None and block_inputs_gib > ALLOCATABLE_SHARE * device.memory_gb
     setup = Setup(
         shape=shape,
         seq_len=seq_len,
         micro_batch_size=micro,
-        num_micro_steps=max(1, math.ceil(total / (micro * dp))),
+        num_micro_steps=max(1, round(total / (micro * dp))),
         num_gpus=num_gpus,
         tensor_degree=tp,
         pipeline_degree=pp,
         sequence_degree=sp,
         zero_stage=count_of(row, "zero_stage") or 0,
         shard_within_node=bool(_IN_NODE.search(notes)),
-        virtual_stages=_virtual_stages(notes, shape.num_layers // pp),
+        virtual_stages=virtual_stages(notes, shape.num_layers // pp),
         recomputation=recomputation or "none",
         offload_optimizer=text_of(row, "offload_optimizer") in ("cpu", "nvme"),
         offload_param=text_of(row, "offload_param") in ("cpu", "nvme"),
-        offload_activations=recomputation == "full" and (exceed or on_host),
+        offload_activations=on_host,
+        split_block_inputs=on_host and tp > 1,
         live_parameters=AZURE_LIVE_PARAMETERS if "on Azure" in text_of(row, "source") else None,
+        bytes_per_element=4 if text_of(row, "precision").lower() in ("fp32", "tf32", "float32") else 2,
     )
     assumptions = [] if recomputation else ["recomputation none"]
-    if setup.offload_activations and not on_host:
-        assumptions.append("block inputs on the host, since they exceed the GPU")
+    if total % (micro * dp):
+        assumptions.append(f"{setup.num_micro_steps} micro steps, since {micro} x {dp} does not divide {total}")
     return setup, tuple(assumptions)
 
 
-def _virtual_stages(notes: str, layers_per_rank: int) -> int:
-    if match := re.search(r"(\d+) virtual stages", notes):
-        return int(match[1])
-    if match := re.search(r"(\d+) layers? (?:a|per) virtual stage", notes):
-        return max(1, layers_per_rank // int(match[1]))
-    return 1
+def _in_micro_batches(setup: Setup, trainer: Trainer) -> Setup:
+    """FSDP's trainers state the batch of a step, which a pipeline cuts into as many micro batches as it has ranks.
+
+    Source: torchtitan, distributed/pipeline.py (pipeline_parallel_microbatch_size, before it pipeline_parallel_microbatches).
+    """
+    p = setup.pipeline_degree
+    if not trainer.habits.keeps_gathered or p == 1 or setup.num_micro_steps > 1 or setup.micro_batch_size % p:
+        return setup
+    return replace(setup, micro_batch_size=setup.micro_batch_size // p, num_micro_steps=p)
 
 
 def text_of(row: StatedRow, name: str) -> str:

@@ -1,6 +1,8 @@
 """Seconds of one optimizer step, part by part, from shapes, rates and links: the physical core of the prediction.
 
 Parts that overlap are counted as far as they stay exposed, so the parts add up to the step.
+A search passes arrays where a ``Setup`` has batch sizes, degrees and the offload ratio: what is chosen by them goes through
+``elementwise``; what has few values (stage, recomputation, flags) is one for all elements. Held by tests/plan/search.
 """
 
 from __future__ import annotations
@@ -8,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from hpctrain.plan.elementwise import chosen, everywhere, larger, smaller, somewhere
 from hpctrain.plan.flops import block_forward_flops
+from hpctrain.plan.host_parts import host_parts, optimizer_parts
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.network import Links, all_reduce_time_s, all_to_all_time_s, gather_time_s, group_of
 from hpctrain.plan.nvme_parts import NvmeTraffic, nvme_parts
 from hpctrain.plan.software import (
-    ADAM_BYTES_PER_PARAMETER,
-    GPU_MEMORY_SHARE,
     HALF_RATE_DEPTH,
     HALF_RATE_OUTPUTS,
     LOSS_BYTES_PER_LOGIT,
@@ -33,7 +35,7 @@ class Machine:
 
     gpus_per_node: int
     achievable_tflops: float
-    """Best measured matmul rate of one GPU."""
+    """Best measured matmul rate of one GPU in 16 bit."""
     memory_gb_per_s: float
     link_gb_per_s: float
     network_gb_per_s: float | None
@@ -48,6 +50,8 @@ class Machine:
     sustained_matrix: float = 1.0
     """Rate under load against the A100's, see ``software.SUSTAINED``."""
     sustained_attention: float = 1.0
+    block_tflops: float | None = None
+    """Rate of a block's products under load where their type is narrower (fp8); None: in 16 bit as all others."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class Setup:
     """Share of the optimizer's state that offload_optimizer moves."""
     offload_param: bool = False
     offload_activations: bool = False
+    split_block_inputs: bool = False
+    """Tensor ranks keep a part each of the inputs of recomputed blocks (DeepSpeed's partition_activations)."""
     live_parameters: float | None = None
     """Gathered parameters that the engine keeps at most (DeepSpeed's max_live_parameters, max_reuse_distance); None: no bound."""
     bytes_per_element: int = 2
@@ -124,17 +130,17 @@ def step_parts(setup: Setup, machine: Machine, software: Software) -> dict[str, 
     parts |= _tensor_parallel_part(setup, machine, software)
     parts |= _sequence_parallel_part(setup, machine, software)
     busy = sum(parts.values())
-    if setup.pipeline_degree > 1:
+    if somewhere(setup.pipeline_degree > 1):
         parts |= _pipeline_parts(setup, machine, software, busy)
     parts |= _zero_parts(setup, machine, software, per_micro_step)
-    parts |= _host_parts(setup, machine, software, per_micro_step)
-    parts |= _optimizer_parts(setup, machine, software)
+    parts |= host_parts(setup, machine, software, per_micro_step)
+    parts |= optimizer_parts(setup, machine, software)
     if setup.nvme is not None:
         ranks = min(machine.gpus_per_node, setup.num_gpus)
         rates = (machine.nvme_read_gb_per_s, machine.nvme_write_gb_per_s)
         hidden_s = software.host_overlap * per_micro_step * steps
         parts |= nvme_parts(setup.nvme, ranks, rates, steps, hidden_s, parts.get("optimizer on the CPU", 0.0))
-    return {name: seconds for name, seconds in parts.items() if seconds > 0}
+    return {name: seconds for name, seconds in parts.items() if somewhere(seconds > 0)}
 
 
 def _passes(setup: Setup, software: Software) -> tuple[float, float]:
@@ -157,7 +163,8 @@ def _compute_parts(setup: Setup, machine: Machine, software: Software) -> dict[s
     per_sequence = sum(terms[name] for name in ("qkv", "projection", "ffn"))
     products = per_sequence * setup.micro_batch_size / setup.sequence_degree / tp
     logits = 2 * tokens * shape.hidden_size * shape.vocab_size / tp * on_busiest
-    blocks_s = block_passes * layers * products / rate / block_efficiency(setup)
+    block_rate = rate if machine.block_tflops is None else machine.block_tflops * TERA * software.matrix_share
+    blocks_s = block_passes * layers * products / block_rate / block_efficiency(setup)
     logits_s = 3 * logits / rate / product_efficiency(tokens * shape.vocab_size / tp, shape.hidden_size)
     attention = layers * _attention_s(setup, machine, software, attention_passes)
     elements = layers * block_passes * _element_bytes(setup, software) * tokens * software.element_traffic
@@ -169,7 +176,7 @@ def _compute_parts(setup: Setup, machine: Machine, software: Software) -> dict[s
         "blocking launches": layers * block_passes * software.launch_s_per_block_pass,
     }
     behind = layers * block_passes * software.host_s_per_block_pass - sum(parts.values())
-    return {**parts, "host behind the GPU": max(0.0, behind)}
+    return {**parts, "host behind the GPU": larger(0.0, behind)}
 
 
 def block_efficiency(setup: Setup) -> float:
@@ -178,12 +185,10 @@ def block_efficiency(setup: Setup) -> float:
     A side that 64 does not divide spoils the tiles' alignment; BigScience's table "tile and wave quantization" has its size.
     """
     shape, tp = setup.shape, setup.tensor_degree
-    sides = (shape.attention_width // tp, shape.ffn_hidden_size // tp)
-    narrowest = min(shape.hidden_size, shape.ffn_hidden_size / tp)
-    aligned = all(side % 64 == 0 for side in sides)
-    return product_efficiency(setup.tokens_per_micro_step * narrowest, narrowest) * (
-        1.0 if aligned else UNALIGNED_SHARE
-    )
+    beyond_grid = (shape.attention_width // tp) % 64 + (shape.ffn_hidden_size // tp) % 64
+    narrowest = smaller(float(shape.hidden_size), shape.ffn_hidden_size / tp)
+    share = chosen(beyond_grid == 0, 1.0, UNALIGNED_SHARE)
+    return product_efficiency(setup.tokens_per_micro_step * narrowest, narrowest) * share
 
 
 def product_efficiency(outputs: float, depth: float) -> float:
@@ -205,8 +210,9 @@ def _logits_share(setup: Setup, software: Software) -> float:
     the number of blocks leaves the first and last rank fewer, it is spread.
     """
     p = setup.pipeline_degree
-    even = p > 1 and setup.shape.num_layers % p == 0
-    return 1.0 if even and not software.balanced_stages else 1 / p
+    if software.balanced_stages:
+        return 1 / p
+    return chosen((p > 1) & (setup.shape.num_layers % p == 0), 1.0, 1 / p)
 
 
 def _attention_s(setup: Setup, machine: Machine, software: Software, passes: float) -> float:
@@ -249,15 +255,18 @@ def _links(setup: Setup, machine: Machine, software: Software) -> Links:
 def _tensor_parallel_part(setup: Setup, machine: Machine, software: Software) -> dict[str, float]:
     """Two all-reduces of a block's output in the forward pass, two in the backward, two in a recomputed forward.
 
-    Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
+    An input of which each rank keeps a part is gathered, half an all-reduce, before its block is recomputed.
+    Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3; Rajbhandari et al. 2020 (arXiv 1910.02054), section 6.1.
     """
-    if setup.tensor_degree == 1:
+    if everywhere(setup.tensor_degree == 1):
         return {}
     group = group_of(setup.tensor_degree, 1, machine.gpus_per_node)
     size = setup.tokens_per_micro_step * setup.shape.hidden_size * setup.bytes_per_element
-    count = (6 if setup.recomputation == "full" else 4) * setup.shape.num_layers / setup.pipeline_degree
+    each_block = (6 if setup.recomputation == "full" else 4) + (0.5 if setup.split_block_inputs else 0)
+    count = each_block * setup.shape.num_layers / setup.pipeline_degree
     one = all_reduce_time_s(size, group, _links(setup, machine, software))
-    return {"tensor-parallel all-reduce": count * one * setup.num_micro_steps}
+    exposed = 1 - software.model_parallel_overlap
+    return {"tensor-parallel all-reduce": count * one * setup.num_micro_steps * exposed}
 
 
 def _sequence_parallel_part(setup: Setup, machine: Machine, software: Software) -> dict[str, float]:
@@ -266,7 +275,7 @@ def _sequence_parallel_part(setup: Setup, machine: Machine, software: Software) 
     Source: Jacobs et al. 2023 (DeepSpeed-Ulysses, arXiv 2309.14509), section 3.2. A ring of keys and values moves less with
     grouped queries and hides more; it is taken for the same.
     """
-    if setup.sequence_degree == 1:
+    if everywhere(setup.sequence_degree == 1):
         return {}
     shape, tp = setup.shape, setup.tensor_degree
     group = group_of(setup.sequence_degree, tp, machine.gpus_per_node)
@@ -274,7 +283,8 @@ def _sequence_parallel_part(setup: Setup, machine: Machine, software: Software) 
     size = setup.tokens_per_micro_step * width * setup.bytes_per_element
     passes = 3 if setup.recomputation == "full" else 2
     count = passes * shape.num_layers / setup.pipeline_degree * setup.num_micro_steps
-    return {"sequence-parallel exchange": count * all_to_all_time_s(size, group, _links(setup, machine, software))}
+    one = all_to_all_time_s(size, group, _links(setup, machine, software))
+    return {"sequence-parallel exchange": count * one * (1 - software.model_parallel_overlap)}
 
 
 def _pipeline_parts(setup: Setup, machine: Machine, software: Software, busy_s: float) -> dict[str, float]:
@@ -286,14 +296,14 @@ def _pipeline_parts(setup: Setup, machine: Machine, software: Software, busy_s: 
     bubble = busy_s * (p - 1) / (setup.num_micro_steps * v)
     stride = setup.num_gpus // p
     size = setup.tokens_per_micro_step * setup.shape.hidden_size * setup.bytes_per_element / setup.tensor_degree
-    if stride >= machine.gpus_per_node and machine.network_gb_per_s is not None:
-        rate = machine.network_gb_per_s / machine.gpus_per_node * software.network_share
-    else:
-        rate = machine.link_gb_per_s * software.link_share
-    sends = 2 * setup.num_micro_steps * v
+    rate = machine.link_gb_per_s * software.link_share
+    if machine.network_gb_per_s is not None:
+        over_network = machine.network_gb_per_s / machine.gpus_per_node * software.network_share
+        rate = chosen(stride >= machine.gpus_per_node, over_network, rate)
+    sends = chosen(p > 1, 2 * setup.num_micro_steps * v, 0)
     return {
         "pipeline bubble": bubble,
-        "pipeline sends": sends * size / (rate * GIGA),
+        "pipeline sends": sends * size / (rate * GIGA) * (1 - software.model_parallel_overlap),
     }
 
 
@@ -303,79 +313,45 @@ def _zero_parts(setup: Setup, machine: Machine, software: Software, micro_step_s
     Stage 3 gathers all parameters for the forward and again for the backward pass and reduces gradients in each micro step.
     Below it parameters are gathered once a step (or are the second half of an all-reduce) and gradients reduced once, in stage 2
     once a micro step.
+    In a pipeline, which DeepSpeed has for stage 1 alone, parameters stay gathered and gradients whole over all micro steps.
     From a second partition all gathers of stage 3 come but those of the forward pass that follows an update, which makes it.
-    Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 7; DeepSpeed 0.19.8, runtime/zero/partition_parameters.py.
+    Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 7; DeepSpeed 0.19.8, runtime/zero/partition_parameters.py;
+    torchtitan, models/llama3/infra/parallelize.py (reshard_after_forward).
     """
     model_parallel = setup.tensor_degree * setup.pipeline_degree
     ranks = setup.zero_ranks
-    if ranks == 1:
+    if everywhere(ranks == 1):
         return {}
     links = _links(setup, machine, software)
     shard = setup.shape.num_parameters / model_parallel
     size = shard * setup.bytes_per_element
     layers = setup.shape.num_layers / setup.pipeline_degree
     group = group_of(ranks, setup.tensor_degree, machine.gpus_per_node)
+    in_pipeline = setup.pipeline_degree > 1
+    times = chosen(in_pipeline, 1, setup.num_micro_steps)
     if setup.zero_stage < 3:
         reduce_s = gather_time_s(shard * software.gradient_bytes, group, links, layers)
-        reduce_s *= setup.num_micro_steps if setup.zero_stage == 2 else 1
+        reduce_s *= times if setup.zero_stage == 2 else 1
         gather_s = gather_time_s(size, group, links, layers)
-        exposed = max(0.0, reduce_s - software.gradient_overlap * micro_step_s * 2 / 3) + gather_s
+        exposed = larger(0.0, reduce_s - software.gradient_overlap * micro_step_s * 2 / 3) + gather_s
         return {"gradient reduction": exposed}
     again = 0.0
     if setup.shard_within_node:
         over_nodes = group_of(-(-ranks // machine.gpus_per_node), machine.gpus_per_node, machine.gpus_per_node)
         again = all_reduce_time_s(size / machine.gpus_per_node, over_nodes, links, layers)
-        group = group_of(min(ranks, machine.gpus_per_node), setup.tensor_degree, machine.gpus_per_node)
+        group = group_of(smaller(ranks, machine.gpus_per_node), setup.tensor_degree, machine.gpus_per_node)
     count = layers * software.collectives_per_block
     forward = backward = gather_time_s(size, group, links, count)
-    if setup.second_partition_ranks > 1:
+    if somewhere(setup.second_partition_ranks > 1):
         near = group_of(setup.second_partition_ranks, setup.tensor_degree, machine.gpus_per_node)
         backward = gather_time_s(size, near, links, count)
         forward = (forward + (setup.num_micro_steps - 1) * backward) / setup.num_micro_steps
+    backward = chosen(in_pipeline, 0.0, backward)
     # Gathers need no arithmetic; sums are formed in the wider type where the software says so.
     reduce_s = gather_time_s(shard * software.gradient_bytes, group, links, count) + again
     # Where a block is larger than what may stay gathered, nothing can be fetched ahead of its use.
     too_large = setup.live_parameters is not None and setup.shape.block_parameters > setup.live_parameters
     total = forward + backward + reduce_s
-    hidden = 0.0 if too_large else min(total, micro_step_s) * software.zero_overlap
-    share = (total - hidden) / total * setup.num_micro_steps
+    hidden = 0.0 if too_large else smaller(total, micro_step_s) * software.zero_overlap
+    share = (total - hidden) / chosen(total > 0, total, 1.0) * times
     return {"parameter gathers": (forward + backward) * share, "gradient reduce-scatter": reduce_s * share}
-
-
-def _host_parts(setup: Setup, machine: Machine, software: Software, micro_step_s: float) -> dict[str, float]:
-    """Traffic between GPU and host memory that compute does not hide."""
-    if not (setup.offload_optimizer or setup.offload_param or setup.offload_activations):
-        return {}
-    assert machine.host_link_gb_per_s is not None, "callers check that an offload has a link to the host"
-    rate = machine.host_link_gb_per_s * GIGA
-    shard = setup.held_parameters
-    per_micro_step = 0.0
-    if setup.offload_param:
-        per_micro_step += 2 * shard * setup.bytes_per_element
-    if setup.offload_activations:
-        inputs = setup.shape.num_layers / setup.pipeline_degree * setup.tokens_per_micro_step * setup.shape.hidden_size
-        per_micro_step += 2 * inputs * setup.bytes_per_element
-    once = 0.0
-    if setup.offload_optimizer:
-        per_micro_step += shard * setup.offload_ratio * setup.bytes_per_element
-        once = shard * setup.offload_ratio * setup.bytes_per_element
-    exposed = max(0.0, per_micro_step / rate - software.host_overlap * micro_step_s)
-    return {"host link": exposed * setup.num_micro_steps + once / rate}
-
-
-def _optimizer_parts(setup: Setup, machine: Machine, software: Software) -> dict[str, float]:
-    """Adam is bound by memory: on the GPU by its own, on the host by that of the node, shared by its ranks.
-
-    Where a part is on the host, one is stepped after the other (DeepSpeed 0.19.8, runtime/zero/stage3.py step).
-    """
-    size = setup.held_parameters * ADAM_BYTES_PER_PARAMETER
-    on_host = size * setup.offload_ratio if setup.offload_optimizer else 0.0
-    parts = {"optimizer": (size - on_host) / (machine.memory_gb_per_s * GIGA * GPU_MEMORY_SHARE)}
-    if on_host:
-        assert machine.host_memory_gb_per_s is not None, (
-            "callers check that an optimizer on the CPU has its memory's rate"
-        )
-        ranks = min(machine.gpus_per_node, setup.num_gpus)
-        rate = machine.host_memory_gb_per_s * GIGA * software.host_memory_share
-        parts["optimizer on the CPU"] = on_host * ranks / rate
-    return parts

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import functools
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from hpctrain.config.schema import ParallelismConfig
 from hpctrain.errors import Problem
@@ -32,25 +36,39 @@ def sub_groups(parameters: RankParameters, degree: int, size: int) -> list[int]:
     >>> sub_groups(parameters, 2, 100)
     [116, 128, 32, 10]
     """
-    return [sum(group) for group in sub_group_shares(parameters, degree, size)]
+    return list(_sums(parameters, degree, size))
 
 
-def sub_group_shares(parameters: RankParameters, degree: int, size: int) -> list[list[int]]:
+@functools.lru_cache(maxsize=512)
+def _sums(parameters: RankParameters, degree: int, size: int) -> tuple[int, ...]:
+    return tuple(
+        before[end] - before[start] for _, before in _shares(parameters, degree) for start, end in _cuts(before, size)
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def sub_group_shares(parameters: RankParameters, degree: int, size: int) -> tuple[tuple[int, ...], ...]:
     """The same, parameter by parameter: elements of this rank's share of each."""
-    return [
-        *_formed([-(-elements // degree) for elements in parameters.matrices], size),
-        *_formed([-(-elements // degree) for elements in parameters.vectors], size),
-    ]
+    return tuple(
+        shares[start:end] for shares, before in _shares(parameters, degree) for start, end in _cuts(before, size)
+    )
 
 
-def _formed(partitions: Sequence[int], size: int) -> Iterable[list[int]]:
-    group, filled = list[int](), 0
-    for number, elements in enumerate(partitions, start=1):
-        group.append(elements)
-        filled += elements
-        if filled >= size or number == len(partitions):
-            yield group
-            group, filled = [], 0
+@functools.lru_cache(maxsize=64)
+def _shares(parameters: RankParameters, degree: int) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+    """Of matrices and of vectors a rank's share of each, and the sums of those before each, with the sum of all at the end."""
+    kinds = (parameters.matrices, parameters.vectors)
+    of_kinds = (tuple(-(-elements // degree) for elements in kind) for kind in kinds)
+    return tuple((shares, tuple(accumulate(shares, initial=0))) for shares in of_kinds)
+
+
+def _cuts(before: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
+    """Where sub-groups begin and end, given the sums of the shares before each parameter."""
+    start, number = 0, len(before) - 1
+    while start < number:
+        end = min(number, bisect_left(before, before[start] + size, start + 1))
+        yield start, end
+        start = end
 
 
 def num_kept_on_gpu(num_sub_groups: int, ratio: float) -> int:
@@ -84,10 +102,15 @@ def choose_sub_group_size(
     """
     total = sum(-(-elements // degree) for elements in parameters.matrices)
     fewest = -(-total // most)
-    sizes = [-(-total // number) for number in range(fewest, fewest + _MOST_SUB_GROUPS)]
-    errors = {size: abs(host_share(parameters, degree, size, ratio) - ratio) for size in sizes}
-    near = [size for size in sizes if errors[size] <= _NEAR]
-    return near[0] if near else min(sizes, key=lambda size: errors[size])
+    best, least = 0, math.inf
+    for number in range(fewest, fewest + _MOST_SUB_GROUPS):
+        size = -(-total // number)
+        error = abs(host_share(parameters, degree, size, ratio) - ratio)
+        if error <= _NEAR:
+            return size
+        if error < least:
+            best, least = size, error
+    return best
 
 
 def with_sub_group_size(parallelism: ParallelismConfig, shape: ModelShape, layout: Layout) -> ParallelismConfig:
@@ -147,7 +170,7 @@ def sub_group_problems(parallelism: ParallelismConfig, shape: ModelShape, layout
     )
     best = choose_sub_group_size(parameters, degree, ratio)
     reached = host_share(parameters, degree, best, ratio)
-    fix = f"leave parallelism.sub_group_size out, or set it to {best}: {reached:.1%}"
+    fix = f"leave parallelism.sub_group_size out, or set parallelism.sub_group_size={best}: {reached:.1%}"
     if abs(reached - ratio) > _FAR:
         fix = f"whole matrices are moved: nearest {reached:.2f}, with parallelism.sub_group_size={best}"
     return [Problem("parallelism.offload_ratio", f"{ratio:g}", rule, fix)]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from hpctrain.config.open_keys import AUTO, NEUTRAL
 from hpctrain.config.schema import Config, RunConfig
 from hpctrain.errors import Problem
+from hpctrain.plan.alternatives import CHOICE_NOTE
 from hpctrain.plan.cost import RunCost, run_cost
 from hpctrain.plan.cost_options import CostOptions
 from hpctrain.plan.flop_conventions import FlopConvention, convention_flops
@@ -38,6 +40,8 @@ class SweepRow:
     """Those of the overrides that differ between points, but not ``nodes``."""
     nodes: int
     gpus: int
+    parallelism: str
+    """Name of the form."""
     micro_batch_size: int
     data_parallel_degree: int
     gradient_accumulation_steps: int
@@ -75,13 +79,16 @@ class SweepTable:
     """Overrides that all points share."""
     rows: tuple[SweepRow, ...]
     notes: tuple[str, ...]
+    with_choices: bool = False
+    """Whether the form of parallelism of some point was chosen."""
 
 
 def sweep_table(points: Sequence[PlannedPoint], options: CostOptions, force: bool = False) -> SweepTable:
     """The table of a sweep.
 
     Points are compared where the whole configuration but ``nodes`` and the run's name is the same, and with it what the plan
-    chose: checkpointing, and micro batch and accumulation (weak scaling) or the global batch (strong scaling).
+    chose: the form of parallelism, checkpointing, and micro batch and accumulation (weak scaling) or the global batch (strong
+    scaling).
 
     Args:
         points: all of the sweep.
@@ -97,7 +104,8 @@ def sweep_table(points: Sequence[PlannedPoint], options: CostOptions, force: boo
     fixed = tuple(
         text.lstrip("+") for text in (points[0].overrides if points else ()) if _key_and_value(text)[0] not in differing
     )
-    return SweepTable(fixed, tuple(rows), tuple(_notes(points, rows, force)))
+    with_choices = any(point.plan.choice is not None for point in points)
+    return SweepTable(fixed, tuple(rows), tuple(_notes(points, rows, force)), with_choices)
 
 
 def _speed_counts(point: PlannedPoint, force: bool) -> bool:
@@ -123,8 +131,30 @@ def scaling_kind(config: Config) -> ScalingKind:
     return "weak" if config.training.global_batch_size is None else "strong"
 
 
+_BATCH_KEYS = ("micro_batch_size", "gradient_accumulation_steps", "activation_checkpointing")
+"""Of ``training``: what a plan chooses with every form of parallelism."""
+
+
 def _config_key(point: PlannedPoint) -> str:
-    return repr(dataclasses.replace(point.config, nodes=1, run=RunConfig()))
+    """Equal for points of one configuration, whatever batch and recomputation were chosen for them."""
+    config = point.config
+    chosen = [name for name in _BATCH_KEYS if f"training.{name}" in config.run.chosen]
+    training = dataclasses.replace(config.training, **{name: NEUTRAL[f"training.{name}"] for name in chosen})
+    return repr(dataclasses.replace(config, nodes=1, training=training, run=RunConfig()))
+
+
+def _asked_key(point: PlannedPoint) -> str:
+    """Equal for points of which the same was asked: what ``parallelism=auto`` chose is left out."""
+    config = point.config
+    sections: dict[str, dict[str, Any]] = {"parallelism": {}, "training": {}}
+    for key in NEUTRAL.keys() & set(config.run.chosen):
+        section, _, name = key.partition(".")
+        sections[section][name] = NEUTRAL[key]
+    if sections["parallelism"]:
+        sections["parallelism"]["name"] = AUTO
+    parallelism = dataclasses.replace(config.parallelism, **sections["parallelism"])
+    training = dataclasses.replace(config.training, **sections["training"])
+    return repr(dataclasses.replace(config, nodes=1, parallelism=parallelism, training=training, run=RunConfig()))
 
 
 def _group_key(point: PlannedPoint) -> str:
@@ -151,6 +181,7 @@ def _row(
         },
         nodes=plan.layout.num_nodes,
         gpus=plan.layout.world_size,
+        parallelism=plan.parallelism_name,
         micro_batch_size=batch.micro_batch_size,
         data_parallel_degree=plan.layout.data_parallel_degree,
         gradient_accumulation_steps=batch.gradient_accumulation_steps,
@@ -216,7 +247,8 @@ def memory_in_words(memory: MemoryEstimate) -> str:
 
 def _notes(points: Sequence[PlannedPoint], rows: Sequence[SweepRow], force: bool) -> list[str]:
     notes = list(dict.fromkeys(text for point in points for text in point.plan.assumptions))
-    notes = [text for text in notes if not text.startswith("training.")]  # chosen point by point: the row shows it
+    # Chosen point by point: the row shows it.
+    notes = [text for text in notes if not text.startswith(("training.", CHOICE_NOTE))]
     notes += _uncompared([point for point in points if _speed_counts(point, force)])
     notes += dict.fromkeys(point.plan.prediction.uncertainty for point in points if point.plan.prediction is not None)
     gaps = [point.plan.prediction_gap for point in points if point.plan.prediction is None]
@@ -230,16 +262,21 @@ def _notes(points: Sequence[PlannedPoint], rows: Sequence[SweepRow], force: bool
 def _uncompared(points: Sequence[PlannedPoint]) -> list[str]:
     """Says where points of one configuration are not compared since the plan chose differently for them."""
     alike: dict[str, dict[str, list[str]]] = {}
+    forms: dict[str, set[str]] = {}
     for point in points:
-        batch = point.plan.batch
+        batch, asked = point.plan.batch, _asked_key(point)
         chosen = f"checkpointing {point.plan.activation_checkpointing}"
         if scaling_kind(point.config) == "weak":
             chosen = f"micro batch {batch.micro_batch_size}, {chosen}"
-        alike.setdefault(_config_key(point), {}).setdefault(chosen, []).append(str(point.plan.layout.num_nodes))
+        if point.plan.choice is not None:
+            chosen = f"{point.plan.parallelism_name}, {chosen}"
+        alike.setdefault(asked, {}).setdefault(chosen, []).append(str(point.plan.layout.num_nodes))
+        forms.setdefault(asked, set()).add(point.plan.parallelism_name)
     return [
         "not compared with each other, since the plan chose differently: "
         + "; ".join(f"nodes={','.join(nodes)} with {chosen}" for chosen, nodes in choices.items())
-        + "; state training.micro_batch_size and training.activation_checkpointing to compare them"
-        for choices in alike.values()
+        + f"; state {'parallelism, ' if len(forms[asked]) > 1 else ''}training.micro_batch_size and"
+        " training.activation_checkpointing to compare them"
+        for asked, choices in alike.items()
         if len(choices) > 1
     ]

@@ -9,9 +9,11 @@ from hpctrain.errors import ConfigError, Problem
 from hpctrain.plan.flop_conventions import FlopConvention, convention_flops
 from hpctrain.plan.flops import tflops_per_gpu
 from hpctrain.plan.memory_choice import MemoryChoice, choose_memory
-from hpctrain.plan.stated_run import StatedRow, StatedRun, stated_run
+from hpctrain.plan.memory_habits import DOUBT_SHARE
+from hpctrain.plan.row_remarks import optimizer_is_open
+from hpctrain.plan.stated_run import StatedRow, StatedRun, stated_run, text_of
 from hpctrain.plan.step_parts import step_parts
-from hpctrain.plan.table_cells import check_header, read_cells
+from hpctrain.plan.table_cells import check_header, known_names, read_cells
 from hpctrain.units import GIB, gib
 
 ADDED = ("pred_step_time_s", "pred_tflops_per_gpu", "pred_peak_mem_gb", "pred_fits", "problem", "pred_assumptions")
@@ -71,22 +73,23 @@ def plan_row(cells: Mapping[str, str], where: str) -> PlannedRow:
         where: file and row, for messages.
     """
     try:
-        row = read_cells(cells)
+        row, unknown = known_names(read_cells(cells))
         run = stated_run(row)
-        return _planned(row, run, where)
+        return _planned(row, run, where, unknown)
     except ConfigError as error:
         return PlannedRow(problem=_text(where, error.problems))
 
 
-def _planned(row: StatedRow, run: StatedRun, where: str) -> PlannedRow:
+def _planned(row: StatedRow, run: StatedRun, where: str, unknown: Iterable[Problem]) -> PlannedRow:
     choice = choose_memory(run, row)
     chosen = tuple(f"{words}, since it does not fit otherwise" for words in choice.chosen)
     if choice.micro_batch_chosen:
         chosen = (f"micro batch {choice.setup.micro_batch_size}", *chosen)
-    problems = []
-    if run.machine is None:
-        problems.append(Problem("gpu", "", "is not stated, so neither a step time nor a fit can be told", ""))
-    fits, doubt = _fits(row, choice)
+    problems = list(unknown)
+    if run.machine is None and not any(problem.key == "gpu" for problem in problems):
+        untold = "neither a step time nor a fit" if run.capacity_bytes is None else "no step time"
+        problems.append(Problem("gpu", "", f"is not stated, so {untold} can be told", ""))
+    fits, doubt = _fits(row, choice, run.capacity_bytes)
     if fits is False and run.capacity_bytes is not None:
         problems.append(_short(choice, run.capacity_bytes))
     if doubt:
@@ -101,19 +104,30 @@ def _planned(row: StatedRow, run: StatedRun, where: str) -> PlannedRow:
     )
 
 
-def _fits(row: StatedRow, choice: MemoryChoice) -> tuple[bool | None, str]:
+def _fits(row: StatedRow, choice: MemoryChoice, capacity_bytes: float | None) -> tuple[bool | None, str]:
     """Whether it fits, as far as that follows from the row; and why it does not follow.
 
-    What is chosen is the smallest load, so a refusal holds without it being stated; an assumed sequence may be too long.
+    What is chosen is the smallest load, so a refusal holds without it being stated; an assumed sequence may be too long. A fit
+    that needs a choice of ours does not follow, since the run may not have made it.
     """
+    if choice.too_near and capacity_bytes is not None:
+        needed = f"{gib(choice.memory.needed_bytes)} of {gib(capacity_bytes)}"
+        return None, f"too near to the limit to be told: {needed}, and a prediction is true to {DOUBT_SHARE:.0%}"
     open_load = [name for name in _LOAD_COLUMNS if row.get(name) is None]
     if choice.fits and (open_load or (choice.setup.sequence_degree > 1 and row.get("cp_sp") is None)):
         names = ", ".join(open_load) or "cp_sp"
         return None, f"fits with what was taken for {names}, which the row does not state"
+    if choice.fits and choice.chosen:
+        return None, f"fits with {', '.join(choice.chosen)}, which the row does not state"
     if choice.fits is False and "seq_len" in open_load:
         return None, "does not fit with what was taken for seq_len, which the row does not state"
     if choice.fits is False and choice.setup.num_gpus > 1 and all(row.get(name) is None for name in _DEGREE_COLUMNS):
         return None, "does not fit as data parallel; tp, pp and dp are not stated"
+    if choice.fits is False and optimizer_is_open(text_of(row, "notes")):
+        return (
+            None,
+            "does not fit with Adam's states in fp32, and fine-tuning may have others, which the row does not state",
+        )
     return choice.fits, ""
 
 

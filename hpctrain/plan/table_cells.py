@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
+from hpctrain.config.ranges import LARGEST_COUNTS, MOST_GPU_GIB
 from hpctrain.errors import ConfigError, Problem, known_names_hint
+from hpctrain.plan.devices import find_device
+from hpctrain.plan.flop_conventions import published_convention
 
 CHOICES = {
     "offload_optimizer": ("none", "cpu", "nvme"),
     "offload_param": ("none", "cpu", "nvme"),
     "activation_ckpt": ("none", "selective", "full"),
 }
-_LARGEST_COUNTS = {
-    "layers": 100_000,
-    "hidden": 1_000_000,
-    "heads": 100_000,
-    "kv_heads": 100_000,
-    "ffn_hidden": 10_000_000,
-    "vocab": 10_000_000,
-    "seq_len": 1_000_000_000,
-    "num_gpus": 10_000_000,
-    "nodes": 10_000_000,
-    "tp": 100_000,
-    "pp": 100_000,
-    "cp_sp": 100_000,
-    "dp": 10_000_000,
-    "micro_batch_per_gpu": 1_000_000,
-    "global_batch": 1_000_000_000,
-}
-"""Above these a number is a slip of the unit, not a run."""
 _NUMBERS = "params_b gpu_mem_gb tflops_per_gpu mfu hfu tokens_per_s_per_gpu step_time_s peak_mem_gb max_model_b".split()
 _LARGEST_NUMBER = 1e9
+_NO_GPU = re.compile(r"\btpu|gaudi|\bhpu|trainium|\btrn\d|ascend|\bnpu|\bipu|cerebras", re.IGNORECASE)
 _STAGES = range(4)
+_MISSING_EACH_TOLD = 3
+"""Columns; where more are missing it is another table, and one message tells all."""
 COLUMNS = (
     "source ref model params_b layers hidden heads kv_heads ffn_hidden vocab seq_len gpu gpu_mem_gb num_gpus nodes tp pp cp_sp"
     " dp zero_stage offload_optimizer offload_param activation_ckpt micro_batch_per_gpu global_batch precision tflops_per_gpu"
@@ -52,14 +41,20 @@ def check_header(header: Sequence[str], file: str, added: Sequence[str]) -> None
     Raises:
         ConfigError: columns are missing, stand there twice, or would be written a second time.
     """
+    missing = [name for name in COLUMNS if name not in header]
+    if len(missing) > _MISSING_EACH_TOLD:
+        rule = f"{len(missing)} columns are missing: {', '.join(missing)}"
+        fix = f"the header must have {', '.join(COLUMNS)}"
+        if {name.strip().lower() for name in header}.issuperset(missing):
+            fix = "they stand there in capitals or between blanks; write them as they are here"
+        raise ConfigError([Problem(f"{file} header", "", rule, fix)])
     problems = []
-    for name in COLUMNS:
-        if name not in header:
-            strangers = [given for given in header if given not in COLUMNS]
-            close = [given for given in strangers if known_names_hint(given, [name]).startswith("nearest")]
-            fix = f"nearest: {', '.join(close)}" if close else f"the header must have {', '.join(COLUMNS)}"
-            problems.append(Problem(f"{file} header", name, "this column is missing", fix))
-    for name in sorted({name for name in header if header.count(name) > 1}):
+    for name in missing:
+        strangers = [given for given in header if given not in COLUMNS]
+        close = [given for given in strangers if known_names_hint(given, [name]).startswith("nearest")]
+        fix = f"nearest: {', '.join(close)}" if close else f"the header must have {', '.join(COLUMNS)}"
+        problems.append(Problem(f"{file} header", name, "this column is missing", fix))
+    for name in sorted({name for name in header if name and header.count(name) > 1}):
         problems.append(Problem(f"{file} header", name, "stands there more than once", "remove one of the columns"))
     for name in added:
         if name in header:
@@ -89,7 +84,7 @@ def read_cells(cells: Mapping[str, str]) -> dict[str, str | float | None]:
                 problems.append(
                     Problem(name, text, "is no choice of this column", f"one of {', '.join(CHOICES[name])}")
                 )
-        elif name in _LARGEST_COUNTS or name in _NUMBERS or name == "zero_stage":
+        elif name in LARGEST_COUNTS or name in _NUMBERS or name == "zero_stage":
             values[name], problem = _number(name, text)
             problems += [problem] if problem else []
         else:
@@ -99,22 +94,58 @@ def read_cells(cells: Mapping[str, str]) -> dict[str, str | float | None]:
     return values
 
 
+def known_names(values: Mapping[str, str | float | None]) -> tuple[dict[str, str | float | None], list[Problem]]:
+    """The row without names that only one of its answers needs and nobody knows, and what is to be said of them.
+
+    Without its GPU a row still has a memory, and with ``gpu_mem_gb`` a fit; without its FLOP convention it has all but a rate.
+    What is no GPU at all stays: its software is none of ours.
+    """
+    known, problems = dict(values), list[Problem]()
+    gpu, memory_gb = values.get("gpu"), values.get("gpu_mem_gb")
+    if gpu and not _NO_GPU.search(str(gpu)):
+        try:
+            find_device(str(gpu), None if memory_gb is None else float(memory_gb))
+        except ConfigError as error:
+            known["gpu"] = None
+            problems += error.problems
+    if spelling := values.get("tflops_convention"):
+        try:
+            published_convention(str(spelling), str(values.get("source") or ""))
+        except ConfigError as error:
+            known["tflops_convention"] = ""  # None would leave the choice to us
+            problems += error.problems
+    return known, problems
+
+
 def _number(name: str, text: str) -> tuple[float, Problem | None]:
     try:
         value = float(text)
     except ValueError:
-        return 0.0, Problem(name, text, "is no number", "a plain number such as 8, or an empty cell")
+        meant = _plain_number(text)
+        return 0.0, Problem(name, text, "is no number", f"a plain number such as {meant}, or an empty cell")
     if not math.isfinite(value):
         return 0.0, Problem(name, text, "is no finite number", "a plain number, or an empty cell")
     if name == "zero_stage":
         known = ", ".join(map(str, _STAGES))
         return value, None if value in _STAGES else Problem(name, text, "is no ZeRO stage", f"one of {known}")
-    if name in _LARGEST_COUNTS:
-        largest = _LARGEST_COUNTS[name]
+    if name in LARGEST_COUNTS:
+        largest = LARGEST_COUNTS[name]
         if value != int(value) or not 1 <= value <= largest:
             return value, Problem(name, text, f"must be a whole number from 1 to {largest}", "or an empty cell")
         return value, None
+    if name == "gpu_mem_gb" and not 1 <= value <= MOST_GPU_GIB:
+        return value, Problem(name, text, f"must be from 1 to {MOST_GPU_GIB:,} GB", "or an empty cell")
     positive = value > 0 or (value == 0 and name not in ("params_b", "gpu_mem_gb"))
     if not positive or value > _LARGEST_NUMBER:
         return value, Problem(name, text, f"must be above 0 and at most {_LARGEST_NUMBER:g}", "or an empty cell")
     return value, None
+
+
+def _plain_number(text: str) -> str:
+    """What somebody may have meant who wrote a unit or separated thousands.
+
+    >>> _plain_number("2,048"), _plain_number("80 GiB"), _plain_number("ZeRO-3"), _plain_number("n/a")
+    ('2048', '80', '3', '8')
+    """
+    digits = re.search(r"\d+(?:,\d{3})*(?:\.\d+)?", text)
+    return digits[0].replace(",", "") if digits else "8"

@@ -10,7 +10,14 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from hpctrain.plan.memory_habits import CACHED_SHARE, COLLECTIVES_GIB, CONTEXT_GIB, STUCK_SHARE, MemoryHabits
+from hpctrain.plan.memory_habits import (
+    CACHED_SHARE,
+    COLLECTIVES_GIB,
+    CONTEXT_GIB,
+    DOUBT_SHARE,
+    STUCK_SHARE,
+    MemoryHabits,
+)
 from hpctrain.plan.memory_terms import MemoryTerm
 from hpctrain.plan.rank_activations import backward_bytes, block_bytes, loss_bytes
 from hpctrain.plan.software import Software
@@ -56,6 +63,13 @@ class TierMemory:
         """What the GPU must have: below it the allocator has given back all that it can."""
         return math.ceil(self.allocated_bytes * (1 + STUCK_SHARE)) + self.gpu_bytes(OUTSIDE)
 
+    def surely_fits(self, capacity_bytes: float) -> bool | None:
+        """Whether a GPU of this size has enough; None: it is too near to the limit to be told."""
+        doubt = DOUBT_SHARE * self.allocated_bytes
+        if self.needed_bytes + doubt <= capacity_bytes:
+            return True
+        return False if self.needed_bytes - doubt > capacity_bytes else None
+
     @property
     def host_bytes_per_node(self) -> int:
         return self.ranks_per_node * sum(term.num_bytes for term in self.terms if term.tier == "host")
@@ -76,7 +90,12 @@ class TierMemory:
 
 
 def tier_memory(
-    setup: Setup, software: Software, habits: MemoryHabits, states: States = "mixed", gpus_per_node: int = 8
+    setup: Setup,
+    software: Software,
+    habits: MemoryHabits,
+    states: States = "mixed",
+    gpus_per_node: int = 8,
+    context_gib: float = CONTEXT_GIB,
 ) -> TierMemory:
     """Memory of the fullest pipeline rank: the first holds most micro batches, the last the logits.
 
@@ -86,22 +105,35 @@ def tier_memory(
         habits: what that software keeps.
         states: data types of the model's states.
         gpus_per_node: for the host's share.
+        context_gib: what a process of that GPU takes outside the allocator.
     """
     ranks = sorted({0, setup.pipeline_degree - 1})
-    answers = [rank_memory(setup, software, habits, rank, states, gpus_per_node) for rank in ranks]
+    answers = [rank_memory(setup, software, habits, rank, states, gpus_per_node, context_gib) for rank in ranks]
     return max(answers, key=lambda answer: answer.needed_bytes)
 
 
 def rank_memory(
-    setup: Setup, software: Software, habits: MemoryHabits, rank: int, states: States = "mixed", gpus_per_node: int = 8
+    setup: Setup,
+    software: Software,
+    habits: MemoryHabits,
+    rank: int,
+    states: States = "mixed",
+    gpus_per_node: int = 8,
+    context_gib: float = CONTEXT_GIB,
 ) -> TierMemory:
     """Memory of one pipeline rank, counted from 0; further arguments as ``tier_memory``."""
     per_node = min(gpus_per_node, setup.num_gpus)
-    return TierMemory(rank, _rank_terms(setup, software, habits, states, rank, per_node), per_node)
+    return TierMemory(rank, _rank_terms(setup, software, habits, states, rank, per_node, context_gib), per_node)
 
 
 def _rank_terms(
-    setup: Setup, software: Software, habits: MemoryHabits, states: States, rank: int, per_node: int
+    setup: Setup,
+    software: Software,
+    habits: MemoryHabits,
+    states: States,
+    rank: int,
+    per_node: int,
+    context_gib: float,
 ) -> tuple[RankTerm, ...]:
     ranks = _shard_ranks(setup, habits, per_node)
     layers = rank_layers(setup, software, rank)
@@ -111,8 +143,11 @@ def _rank_terms(
         *_communication_terms(setup, habits, parameters, per_node),
         *_activation_terms(setup, software, habits, layers, rank),
         *_step_terms(setup, habits, states, parameters, ranks),
-        _gpu("CUDA context", CONTEXT_GIB * GIB, "BigScience, experiments/gpt2.md", OUTSIDE),
+        _gpu("CUDA context", context_gib * GIB, "BigScience, experiments/tr3m-1B3.md, read with nvidia-smi", OUTSIDE),
     ]
+    if habits.placeholder_gradients:
+        block = setup.bytes_per_element * setup.shape.block_parameters / setup.tensor_degree
+        terms.append(_gpu("placeholder gradients", block, habits.source))
     if setup.num_gpus > 1:
         terms.append(_gpu("collective library", COLLECTIVES_GIB * GIB, "assumed", OUTSIDE))
     return tuple(term for term in terms if term.num_bytes)
@@ -138,10 +173,17 @@ def _host(name: str, num_bytes: float, source: str) -> RankTerm:
 def rank_layers(setup: Setup, software: Software, rank: int) -> float:
     """Blocks of a pipeline rank: equal shares, the larger ones first; by cost where the software cuts so.
 
-    Cut by cost, the logits weigh as many blocks as they have parameters, and a rank is filled until it has its share.
+    Where two blocks are missing for equal shares, the two tables stand for them: the first and the last rank have one block fewer
+    (126 blocks of Llama 3 405B, 70 of BLOOM). Cut by cost, the logits weigh as many blocks as they have parameters, and a rank is
+    filled until it has its share.
+
+    Source: Megatron-LM, arguments account-for-embedding-in-pipeline-split and account-for-loss-in-pipeline-split;
+    Megatron-DeepSpeed, pp-partition-method type:transformer|embedding.
     """
     layers, p = setup.shape.num_layers, setup.pipeline_degree
     if not software.balanced_stages or p == 1:
+        if layers % p and (layers + 2) % p == 0:
+            return (layers + 2) // p - (1 if rank in (0, p - 1) else 0)
         return layers // p + (1 if rank < layers % p else 0)
     head = setup.shape.vocab_size * setup.shape.hidden_size / setup.shape.block_parameters
     first = min(layers, math.ceil((layers + head) / p))
@@ -212,14 +254,21 @@ def _communication_terms(setup: Setup, habits: MemoryHabits, parameters: float, 
     shape, tp, width = setup.shape, setup.tensor_degree, setup.bytes_per_element
     if setup.zero_ranks == 1 and not habits.buckets:
         return []
-    bucket = habits.buckets * min(habits.bucket_elements, parameters) * width
-    terms = [_gpu("reduction buckets", bucket, habits.source)]
+    elements = shape.hidden_size**2 if habits.bucket_elements is None else habits.bucket_elements
+    bucket = min(elements, parameters) * width
+    if habits.reduces_at_boundary and setup.zero_stage < 2:
+        terms = [_gpu("reduction buckets", bucket, habits.source, STEP)]
+    else:
+        terms = [_gpu("reduction buckets", habits.buckets * bucket, habits.source)]
     if setup.zero_stage < 3:
         if habits.sharded_master_only:
             terms.append(_gpu("gathered parameters", width * parameters, habits.source))
         return terms
     block = shape.block_parameters / tp
     tables = shape.embedding_parameters / tp
+    if habits.keeps_gathered and setup.pipeline_degree > 1:
+        summed = _gpu("gradients summed whole", 4 * parameters, habits.source)
+        return [*terms, _gpu("gathered parameters", width * parameters, habits.source), summed]
     if habits.live_elements is None:
         # Parameters of the unit in use, the next one, and the whole gradient of one; tables stay gathered with the root unit.
         gathered = 3 * block + 2 * tables
@@ -243,6 +292,8 @@ def _activation_terms(
     if habits.kept_outputs and setup.pipeline_degree > 1 and rank < setup.pipeline_degree - 1:
         outputs = count * setup.tokens_per_micro_step * setup.shape.hidden_size * setup.bytes_per_element
     one_block = block_bytes(setup, software, habits, setup.recomputation)
+    if setup.split_block_inputs:
+        one_block /= setup.tensor_degree
     kept = count * layers * one_block + outputs
     working = backward_bytes(setup, software, habits)
     if setup.recomputation != "none":
@@ -276,7 +327,12 @@ def micro_batches_in_flight(setup: Setup, rank: int) -> float:
 
 
 def _step_terms(setup: Setup, habits: MemoryHabits, states: States, parameters: float, ranks: int) -> list[RankTerm]:
-    """Scratch of the optimizer's step: gradients flattened, and in fp32."""
+    """Scratch of the optimizer's step, and of sums before it: gradients flattened, and in fp32."""
+    if habits.cast_gradients:
+        # Of the largest matrix: the token table or one of the feed-forward's.
+        shape = setup.shape
+        largest = max(shape.vocab_size, shape.ffn_hidden_size) * shape.hidden_size / setup.tensor_degree
+        return [_gpu("gradient in fp32", 4 * largest, habits.source, STEP)]
     if setup.offload_optimizer or states == "fp32":
         return []
     updated = parameters / ranks if setup.zero_stage >= 1 else parameters

@@ -19,8 +19,12 @@ _LONGEST_LINE = 2**16
 
 
 def config_text(config: Config) -> str:
-    """All values, nothing left to resolve; secrets are left out, ranks have them from their environment."""
+    """All values, nothing left to resolve; secrets are left out, ranks have them from their environment.
+
+    Left out is the calibration too, which is of the predicted step alone: what was used is in the plan.
+    """
     plain = _plain(dataclasses.asdict(config))
+    del plain["calibration"]
     return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_LONGEST_LINE)
 
 

@@ -24,6 +24,7 @@ OWNER_OF_TERM: dict[str, Owner] = {
     "activations": "activations",
     "activations of one block": "activations",
     "logits and loss": "activations",
+    "pipeline buffers": "activations",
     "reduce buckets": "buffers",
     "flattened for reduction": "buffers",
     "transfer buffers": "buffers",

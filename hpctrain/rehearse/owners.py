@@ -59,6 +59,8 @@ _FUNCTIONS: dict[Owner, dict[str, str]] = {
         ),
         "bf16_optimizer": "_update_hp_grad accumulate_hp_grads_and_remove_lp",
     },
+    # What a pipeline's engine receives activations and gradients in.
+    "activations": {"engine": "_allocate_or_extend_buffers"},
     "buffers": {
         "stage3": (
             "__add_grad_to_ipg_bucket __reduce_and_partition_ipg_grads __avg_scatter_grads __avg_scatter_contiguous_grads"

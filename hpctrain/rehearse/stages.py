@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hpctrain.plan.fullest_ranks import candidates_of_stage
 from hpctrain.plan.layout import Layout
 from hpctrain.plan.memory import MemoryEstimate
 from hpctrain.plan.run_plan import RunPlan
@@ -22,19 +23,16 @@ def stages_of_each_kind(layout: Layout) -> tuple[int, ...]:
 def ranks_to_rehearse(plan: RunPlan, memory_of: Callable[[int], MemoryEstimate]) -> tuple[int, ...]:
     """One rank of each kind of stage.
 
-    In stages 0 and 3 of ZeRO all ranks of a stage of the pipeline hold as much. In 1 and 2 the share of the last belongs to other
-    parameters than that of the first: the one is taken for which the planner expects more.
+    In stages 0 and 3 of ZeRO all ranks of a stage of the pipeline hold as much. In 1 and 2 each one's share belongs to other
+    parameters: the one is taken for which the planner expects most.
 
     Args:
         plan: of the run.
         memory_of: the planner's estimate of one rank.
     """
-    layout = plan.layout
-    per_stage = layout.world_size // layout.pipeline_parallel_size
     found = []
-    for stage in stages_of_each_kind(layout):
-        first, last = stage * per_stage, (stage + 1) * per_stage - 1
-        candidates = (first, last) if plan.zero_stage in (1, 2) else (first,)
+    for stage in stages_of_each_kind(plan.layout):
+        candidates = sorted(candidates_of_stage(plan.model, plan.layout, plan.zero_stage, stage))
         found.append(max(candidates, key=lambda rank: _weight(memory_of(rank))))
     return tuple(found)
 
@@ -49,5 +47,5 @@ def why_these(plan: RunPlan, ranks: Sequence[int]) -> str:
     if len(ranks) > 1:
         return f"one rank of each kind of pipeline stage is rehearsed: {told}; --rank N takes another"
     if plan.zero_stage in (1, 2) and plan.layout.world_size > 1:
-        return f"rank {told} is rehearsed: of the first and the last the planner expects no less on it; --rank N takes another"
+        return f"rank {told} is rehearsed: the planner expects most of its memory on it; --rank N takes another"
     return ""

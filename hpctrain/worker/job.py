@@ -33,11 +33,7 @@ def run(run_dir: str) -> NoReturn:
         _end(record_failure(paths, error, started_at_s), guard)
 
     try:
-        rank = start_rank(paths, started_at_s)
-        if rank.env.local_rank == 0:
-            guard.remove_at_end(rank.caches)
-        if rank.nvme is not None:
-            guard.remove_at_end(str(rank.nvme))
+        rank = start_rank(paths, started_at_s, guard.remove_at_end)
         stop.leave_after(rank.config.cluster.signal_lead_s, leave)
         _run_payload(rank, stop, leave, guard)
     # Whatever ends a rank, KeyboardInterrupt included, leaves its reason.

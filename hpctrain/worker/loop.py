@@ -118,7 +118,7 @@ def _run_step(
         parts=parts,
     )
     if scale is not None:
-        _move_loss_scale(scale, not engine.was_step_applied(), log)
+        _move_loss_scale(scale, not engine.was_step_applied(), step == plan.num_steps, log)
 
 
 def _forward_and_backward(engine: Any, micro_batches: MicroBatches, parts: StepParts) -> torch.Tensor:
@@ -139,10 +139,10 @@ def _forward_and_backward(engine: Any, micro_batches: MicroBatches, parts: StepP
     return loss
 
 
-def _move_loss_scale(scale: LossScale, overflow: bool, log: StepLog) -> None:
+def _move_loss_scale(scale: LossScale, overflow: bool, is_last: bool, log: StepLog) -> None:
     """For the next step; where that cannot be, the steps so far are written before the error is raised."""
     try:
-        scale.end_step(overflow)
+        scale.end_step(overflow, is_last)
     except LossScaleError:
         log.flush()
         raise

@@ -80,21 +80,30 @@ class LossScale(LossScalerBase):  # type: ignore[misc]
         """Since the scale doubled."""
         self.num_skipped = 0
         """Steps with an overflow in a row."""
+        self.num_steps = 0
+        """Of this start of the run."""
 
     def update_scale(self, overflow: bool) -> None:
         """DeepSpeed calls this before it divides the gradients of the step, which is too early."""
 
-    def end_step(self, overflow: bool) -> None:
+    def end_step(self, overflow: bool, is_last: bool = False) -> None:
         """Moves the scale; after each step, on every rank alike.
 
+        Args:
+            overflow: the step was skipped.
+            is_last: no step follows.
+
         Raises:
-            LossScaleError: gradients overflow at the smallest scale, or again and again at a fixed one.
+            LossScaleError: gradients overflow at the smallest scale, or again and again at a fixed one: five times in a row, or
+                in all steps of a shorter run, which would end without one update.
         """
+        self.num_steps += 1
         self.num_skipped = self.num_skipped + 1 if overflow else 0
         if not self.rule.is_dynamic:
-            if self.num_skipped >= MAX_SKIPPED_AT_FIXED_SCALE:
+            none_was_good = is_last and self.num_skipped == self.num_steps
+            if none_was_good or self.num_skipped >= MAX_SKIPPED_AT_FIXED_SCALE:
                 raise LossScaleError(
-                    f"training.loss_scale={self.cur_scale:g}: gradients overflowed fp16 in {self.num_skipped} steps in a row;"
+                    f"training.loss_scale={self.cur_scale:g}: gradients overflowed fp16 in {_steps_text(self)};"
                     f" nearest: training.loss_scale={self.cur_scale / 16:g}, or null for a dynamic one"
                 )
         elif overflow:
@@ -117,6 +126,13 @@ class LossScale(LossScalerBase):  # type: ignore[misc]
                 " or training.precision=bf16, which needs no scale"
             )
         self.cur_scale = max(self.cur_scale / 2, self.rule.smallest)
+
+
+def _steps_text(scale: LossScale) -> str:
+    """Those with an overflow."""
+    if scale.num_skipped < scale.num_steps:
+        return f"{scale.num_skipped} steps in a row"
+    return "the only step" if scale.num_steps == 1 else f"all {scale.num_steps} steps, and no weight was updated"
 
 
 def install_loss_scale(engine: Any, rule: ScaleRule | None) -> None:

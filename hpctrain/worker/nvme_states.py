@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from hpctrain.worker.checkpoint_files import SWAPPED, RankFiles
+from hpctrain.worker.state.source import MOMENTS
+from hpctrain.worker.state.zero_keys import LOSS_SCALER, zero_keys
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-_LOSS_SCALER, _FP32_GROUPS, _OPTIMIZER = "loss_scaler", "fp32_flat_groups", "optimizer_state_dict"
-"""Keys of a rank's own state. Source: deepspeed/checkpoint/constants.py."""
+_KEYS = zero_keys(3)
 
 
 def prepare_nvme(engine: Any) -> None:
@@ -69,7 +69,7 @@ def save_swapped(engine: Any, files: RankFiles, folder: Path) -> None:
         zero._optimizer_states_and_gradient_swap_in(number)
         state = zero.optimizer.state.get(master, {})
         # Copies, since a file of a view would hold the whole buffer.
-        tensors = {name: state[name].clone() for name in _MOMENTS if name in state}
+        tensors = {name: state[name].clone() for name in MOMENTS if name in state}
         files.save({"fp32": master.detach().clone(), **tensors}, str(folder / _name(number)))
         zero._release_swap_buffers(number)
 
@@ -95,10 +95,10 @@ def load_states(engine: Any, saved: dict[str, Any]) -> None:
         saved: this rank's own state: all of it that is not on NVMe.
     """
     zero, files = engine.optimizer, engine.checkpoint_engine
-    zero.loss_scaler = saved[_LOSS_SCALER]
+    zero.loss_scaler = saved[LOSS_SCALER]
     zero.dynamic_loss_scale, zero.overflow = saved["dynamic_loss_scale"], saved["overflow"]
     zero._set_fp32_optimizer_param_groups()
-    zero.optimizer.load_state_dict(saved[_OPTIMIZER])
+    zero.optimizer.load_state_dict(saved[_KEYS.inner])
     zero._clear_fp32_optimizer_param_groups()
     swapped = set(_swapped(zero)) if zero.swap_optimizer else set()
     if swapped:
@@ -108,16 +108,16 @@ def load_states(engine: Any, saved: dict[str, Any]) -> None:
     for number, master in enumerate(zero.fp32_partitioned_groups_flat):
         if number in swapped:
             # A moment that is known is read from a file, and there is none yet.
-            for name in _MOMENTS:
+            for name in MOMENTS:
                 zero.optimizer.state[master].pop(name, None)
             zero._optimizer_states_and_gradient_swap_in(number)
             tensors: dict[str, torch.Tensor] = files.load_swapped(_name(number))
             master.data.copy_(tensors["fp32"])
-            for name in _MOMENTS:
+            for name in MOMENTS:
                 if name in tensors:
                     zero.optimizer.state[master][name] = tensors[name].clone()
         else:
-            master.data.copy_(saved[_FP32_GROUPS][number].data)
+            master.data.copy_(saved[_KEYS.weights][number].data)
         zero._reassign_or_swap_out_partitioned_parameters(number)
         if number in swapped:
             zero._optimizer_states_and_gradient_swap_out(number)

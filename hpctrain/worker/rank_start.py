@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,10 +52,8 @@ class Rank:
     versions: dict[str, str]
     started_at_s: float
     """Unix time of the process's first line."""
-    caches: str
-    """Node-local folder for compiled code, removed at the end."""
     nvme: Path | None
-    """This rank's own folder on its node's NVMe, removed at the end; None: nothing is moved there."""
+    """This rank's own folder on its node's NVMe; None: nothing is moved there."""
 
     def write_attempt(self, record: AttemptRecord) -> None:
         """Replaces the attempt's record; rank 0 does it for all."""
@@ -77,8 +75,14 @@ class Rank:
             time.sleep(_END_PAUSE_S)
 
 
-def start_rank(paths: RunPaths, started_at_s: float) -> Rank:
+def start_rank(paths: RunPaths, started_at_s: float, remove_at_end: Callable[[str], object]) -> Rank:
     """Reads the run folder, computes the rank and sets its variables in this process.
+
+    Args:
+        paths: the run folder.
+        started_at_s: Unix time of the process's first line.
+        remove_at_end: called with each folder that is made on the node, before anything is refused that comes after it. That for
+            compiled code is named by all ranks of a node: which of them makes it first, or is refused, is open.
 
     Raises:
         RecordError: the run folder cannot be read.
@@ -106,12 +110,15 @@ def start_rank(paths: RunPaths, started_at_s: float) -> Rank:
         flush=True,
     )
     _make_cache_dir(caches)
+    remove_at_end(caches)
     if rank_env.local_rank == 0:
         print(f"hpctrain: node {rank_env.node_name}: compiled code is kept in {caches} till the end", flush=True)
     check_address(rank_env)
     check_node(paths, config, plan, rank_env)
     nvme = make_folder(plan.nvme, rank_env) if plan.nvme is not None and plan.payload == "train" else None
-    return Rank(paths, config, plan, rank_env, versions, started_at_s, caches, nvme)
+    if nvme is not None:
+        remove_at_end(str(nvme))
+    return Rank(paths, config, plan, rank_env, versions, started_at_s, nvme)
 
 
 def _rank_env(plan: RunPlan, user_env: Mapping[str, str], run_name: str) -> RankEnv:

@@ -20,6 +20,7 @@ from hpctrain.config.schema import (
 )
 from hpctrain.plan.run_plan import build_run_plan
 from hpctrain.record.files import write_record, write_text
+from hpctrain.record.frozen_config import config_text
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.schema import (
     SCHEMA_VERSION,
@@ -116,7 +117,9 @@ def make_run(
     run.attempts.mkdir(parents=True)
     last = attempts[-1] if attempts and (attempts[-1].end or {}).get("state", "completed") == "completed" else None
     num_steps = 10 if last is None else max(1, last.first_step + len(last.step_times_s) - 1)
-    plan = build_run_plan(config or toy_config(num_steps=num_steps))
+    config = config or toy_config(num_steps=num_steps)
+    write_text(run.config, config_text(config))
+    plan = build_run_plan(config)
     write_text(run.plan, plan.to_json())
     writer = StepWriter(run.steps)
     clock_s = 1000.0

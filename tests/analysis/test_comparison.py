@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from hpctrain.analysis.comparison import Change, Comparison, compare
 from hpctrain.analysis.frames import load_frames
 from hpctrain.analysis.report.comparison_text import comparison_json, render_comparison
+from hpctrain.config.schema import BatchRampConfig
 from hpctrain.errors import EXIT_OK, EXIT_REGRESSION, ConfigError, RecordError
 from tests.analysis.make_runs import Attempt, make_run, toy_config
 
@@ -118,6 +120,51 @@ def test_losses_of_different_length_are_not_compared(tmp_path: Path) -> None:
     add(tmp_path / "new" / "a", step_times(0.5, count=40))
     loss = change(compared(tmp_path), "final_loss")
     assert (loss.ratio, loss.noise) == (None, "data or number of steps differ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"learning_rate": 1e-3}, "training.learning_rate is 0.0006 and 0.001"),
+        ({"seed": 5}, "training.seed is 1234 and 5"),
+        ({"batch_ramp": BatchRampConfig(8, 8, 64)}, "training.batch_ramp is None and {'start': 8"),
+        ({"decay": "linear", "beta2": 0.99}, "training.decay, training.beta2 differ"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value),
+)
+def test_losses_of_another_training_are_not_compared_and_speeds_are(
+    changes: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    config = toy_config(num_steps=50)
+    other = replace(config, training=replace(config.training, **changes))
+    for side, its_config in (("base", config), ("new", other)):
+        make_run(tmp_path / side / "a", its_config, [Attempt(step_times(0.5))])
+    result = compared(tmp_path)
+    loss = change(result, "final_loss")
+    assert (loss.ratio, loss.verdict) == (None, "not judged")
+    assert loss.noise.startswith("not the same training: ")
+    assert told in loss.noise
+    assert told in render_comparison(result)
+    if "batch_ramp" not in changes:  # its smaller steps are left out, so that too few are left here
+        assert change(result, "step_time_s").judgement == "equal"
+
+
+def test_what_decides_no_step_leaves_losses_comparable(tmp_path: Path) -> None:
+    config = toy_config(num_steps=50)
+    training = replace(config.training, log_interval=3, checkpoint_interval=20, collective_timeout_min=7)
+    for side, its_config in (("base", config), ("new", replace(config, training=training))):
+        make_run(tmp_path / side / "a", its_config, [Attempt(step_times(0.5))])
+    assert change(compared(tmp_path), "final_loss").ratio == 1.0
+
+
+def test_losses_are_not_compared_where_a_configuration_is_gone(tmp_path: Path) -> None:
+    for side in ("base", "new"):
+        add(tmp_path / side / "a", step_times(0.5))
+    (tmp_path / "base" / "a" / "config.yaml").unlink()
+    loss = change(compared(tmp_path), "final_loss")
+    assert loss.ratio is None
+    assert loss.noise.startswith("what was trained is not known: ")
+    assert "config.yaml" in loss.noise
 
 
 def test_too_few_steps_everywhere_are_an_error(tmp_path: Path) -> None:

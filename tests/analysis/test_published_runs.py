@@ -55,8 +55,12 @@ def test_a_row_that_states_everything() -> None:
             ("matmul rate of 85% of the peak", "network 400 Gb/s a node"),
         ),
         (
-            {"micro_batch_per_gpu": 512, "global_batch": 4096, "zero_stage": 3},
-            ("block inputs on the host, since they exceed the GPU", "network 1600 Gb/s a node"),
+            {"micro_batch_per_gpu": 48, "global_batch": 1536, "zero_stage": 3, "tp": 1, "pp": 1, "dp": 32},
+            (
+                "network 1600 Gb/s a node",
+                "optimizer on the host, since it does not fit otherwise",
+                "block inputs on the host, since it does not fit otherwise",
+            ),
         ),
     ],
     ids=["recomputation", "network-stated", "no-measured-rate", "activations"],
@@ -75,6 +79,7 @@ def test_the_stated_network_counts() -> None:
         ("EXACT; interleaved schedule, 4 layers a virtual stage", 4),
         ("EXACT; interleaved schedule, 1 layer a virtual stage", 16),
         ("EXACT; interleaved schedule, 2 virtual stages", 2),
+        ("EXACT 3D Interleaved 1F1B", 2),
         ("EXACT", 1),
     ],
 )
@@ -129,7 +134,9 @@ def test_the_table_is_tied_or_not_as_the_parameters_say() -> None:
     assert parameters == pytest.approx(8.03e9)
     tied, parameters = row_shape(base | {"model": "Llama-like", "params_b": 7.5})
     assert tied.tie_embeddings
-    assert row_shape(base | {"model": "Llama-like"})[1] == tied.num_parameters
+    # Where the parameters are not stated a gated model has two tables, another one.
+    assert row_shape(base | {"model": "Llama-like"})[1] == untied.num_parameters
+    assert row_shape(base | {"model": "GPT"})[0].tie_embeddings
 
 
 def test_attention_wider_than_the_hidden_size() -> None:

@@ -12,7 +12,7 @@ from hpctrain.analysis.published_runs import published_run
 from hpctrain.analysis.validation import CALIBRATION, VALIDATION, validation_rows, validation_table
 from hpctrain.plan.devices import DEVICES
 from hpctrain.plan.plain_shape import plain_shape
-from hpctrain.plan.software import SOFTWARE, SUSTAINED
+from hpctrain.plan.software import SOFTWARE, sustained_rates
 from hpctrain.plan.step_parts import Machine, Recomputation, Setup, step_parts
 
 
@@ -25,7 +25,7 @@ def rows() -> pd.DataFrame:
 
 def test_the_bars_on_rows_that_were_not_fitted(rows: pd.DataFrame) -> None:
     judged = rows[(rows["role"] == VALIDATION) & (rows["stated"] == "")]
-    assert len(judged) == 119
+    assert len(judged) == 165
     assert judged["error"].abs().median() <= 0.08
     assert judged["error"].abs().max() <= 0.25
     for source, group in judged.groupby("source"):
@@ -67,9 +67,9 @@ def test_the_table_counts_each_row_once_and_names_the_worst(rows: pd.DataFrame) 
     table = validation_table(rows)
     assert table["rows"].sum() == len(rows)
     azure = table[(table["source"] == "DeepSpeed on Azure (2022-07-26)") & (table["role"] == VALIDATION)].iloc[0]
-    assert azure["rows"] == 37
-    assert azure["worst_row"].startswith("GPT 1T, 512 GPUs, micro batch 8, 1024 tokens: -20%")
-    assert azure["median"] <= azure["largest"] == pytest.approx(0.2, abs=0.005)
+    assert azure["rows"] == 35
+    assert azure["worst_row"].startswith("GPT 530B, 512 GPUs, micro batch 1, 1024 tokens: -18%")
+    assert azure["median"] <= azure["largest"] == pytest.approx(0.176, abs=0.005)
     assert {"pipeline", "tensor", "tensor and pipeline", "ZeRO-3", "HSDP", "data parallel"} <= set(table["kind"])
     assert set(table["stated"]) == {"", "recomputation not stated", "source warns of noise"}
 
@@ -77,10 +77,10 @@ def test_the_table_counts_each_row_once_and_names_the_worst(rows: pd.DataFrame) 
 TORCHTITAN = [
     # Layers, hidden size, feed-forward, GPU, GPUs, micro batch, recomputation, software, tokens/s a GPU, error of the time.
     # Source: pytorch/torchtitan docs/performance.md; 8,192 tokens; H100 of 96 GB with 2.4 TB/s.
-    pytest.param(32, 4096, 14336, "A100", 64, 1, "selective", "fsdp_compiled", 2904, -0.04, id="8b-a100"),
-    pytest.param(80, 8192, 28672, "A100", 64, 1, "full", "fsdp_compiled", 331, -0.04, id="70b-a100"),
+    pytest.param(32, 4096, 14336, "A100", 64, 1, "selective", "fsdp_compiled", 2904, -0.06, id="8b-a100"),
+    pytest.param(80, 8192, 28672, "A100", 64, 1, "full", "fsdp_compiled", 331, -0.06, id="70b-a100"),
     pytest.param(32, 4096, 14336, "H100", 8, 2, "selective", "fsdp", 5762, -0.12, id="8b-h100"),
-    pytest.param(32, 4096, 14336, "H100", 8, 2, "selective", "fsdp_compiled", 6667, -0.04, id="8b-h100-compiled"),
+    pytest.param(32, 4096, 14336, "H100", 8, 2, "selective", "fsdp_compiled", 6667, -0.08, id="8b-h100-compiled"),
 ]
 
 
@@ -101,15 +101,15 @@ def test_a_source_that_no_constant_was_fitted_on(
     error: float,
 ) -> None:
     shape = plain_shape(layers, hidden, 128256, num_kv_heads=8, ffn_hidden_size=ffn, gated=True, tie_embeddings=False)
-    matrix, attention = SUSTAINED.get(gpu, (1.0, 1.0))
+    sustained = sustained_rates(gpu, SOFTWARE[software].own_kernels)
     machine = Machine(
         gpus_per_node=8,
         achievable_tflops=DEVICES[f"{gpu}-SXM-80GB"].achievable_tflops["bf16"],
         memory_gb_per_s=2039 if gpu == "A100" else 2400,
         link_gb_per_s=300 if gpu == "A100" else 450,
         network_gb_per_s=200,
-        sustained_matrix=matrix,
-        sustained_attention=attention,
+        sustained_matrix=sustained.matrix,
+        sustained_attention=sustained.attention,
     )
     setup = Setup(shape, 8192, micro, 1, gpus, zero_stage=3, recomputation=recomputation)
     step_time_s = sum(step_parts(setup, machine, SOFTWARE[software]).values())

@@ -1,6 +1,7 @@
 """``plan model=530b nodes=128`` as a process, beside a bare script that imports Hydra and composes the same configuration.
 
-``python tests/bench/cli_bench.py [ROUNDS]`` alternates the two and prints the medians and their ratio; the aim is at most 1.5.
+``python tests/bench/cli_bench.py [ROUNDS]`` alternates the two and prints the medians and their ratio; the aim is at most 1.8.
+The plan holds the search of ``parallelism=auto``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def main() -> None:
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     for name, median in medians.items():
         print(f"{name:<20} {median * 1e3:7.1f} ms  (median of {rounds}, least {min(seconds[name]) * 1e3:.1f} ms)")
-    print(f"ratio {medians['hpctrain plan'] / medians['bare Hydra compose']:.2f}, aim at most 1.5")
+    print(f"ratio {medians['hpctrain plan'] / medians['bare Hydra compose']:.2f}, aim at most 1.8")
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def report(found: dict[str, list[float]]) -> None:
         "share of a step of the 1.3B model that reading takes, without the thread that hides it (step time: prediction):"
     )
     for hardware in HARDWARE:
-        (point,) = compose_points(["model=1.3b", f"hardware={hardware}"], multirun=False)
+        (point,) = compose_points(["model=1.3b", "parallelism=zero3", f"hardware={hardware}"], multirun=False)
         plan = build_run_plan(point.config)
         assert plan.prediction is not None
         tokens = plan.batch.tokens_per_step / plan.layout.data_parallel_degree

@@ -1,13 +1,15 @@
 """Prints how far predicted step times and memory are from published ones, by source and kind of parallelism.
 
-    python tests/bench/plan_validation.py
+    python -m tests.bench.plan_validation [--readme]
 
 Rows that constants were fitted on and rows that were not stand apart. The bars are those of validation rows that state
 parallelism, batch and recomputation: step time with a median error of at most 8 % and at worst 25 %, peak memory within 10 %, no
-false "fits", no false "does not fit".
+false "fits", no false "does not fit". ``--readme`` writes its short form into the README.
 """
 
 from __future__ import annotations
+
+import sys
 
 import pandas as pd
 
@@ -18,13 +20,19 @@ from hpctrain.analysis.memory_validation import (
     memory_row_name,
     memory_rows,
     memory_table,
+    repeated_peaks,
 )
 from hpctrain.analysis.published import load_published
 from hpctrain.analysis.validation import VALIDATION, row_name, validation_rows, validation_table
+from tests.bench.validation_section import README, validation_section, written_readme
 
 
 def main() -> None:
     published = load_published()
+    if "--readme" in sys.argv[1:]:
+        section = validation_section(published)
+        README.write_text(written_readme(README.read_text(encoding="utf-8"), section), encoding="utf-8")
+        return
     rows = validation_rows(published)
     table = validation_table(rows)
     print(f"{'role':<12}{'source':<54}{'kind':<22}{'rows':>5}{'median':>8}{'worst':>7}{'mean':>7}  worst row")
@@ -71,6 +79,10 @@ def _memory(published: pd.DataFrame) -> None:
     )
     for index in distance.sort_values(ascending=False).index[:5]:
         print(f"  {judged.loc[index, 'source']}: {memory_row_name(judged.loc[index])}")
+    repeated = repeated_peaks(rows[rows["source"].str.startswith("BigScience")])
+    print(f"\nequal settings of one table: {len(repeated)}, spread {repeated['spread'].median():.0%} in the median")
+    for row in repeated.head(3).to_dict("records"):
+        print(f"  {row['model']}, {row['gpu']}: {row['count']} rows, {row['lowest']:g} to {row['highest']:g} GB")
     _wrong_fits(rows)
 
 

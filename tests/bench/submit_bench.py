@@ -1,6 +1,7 @@
 """Submission beside the usual way, on the Slurm that SLURM_CONF names (such as the sandbox); all jobs are held and cancelled.
 
-``python tests/bench/submit_bench.py [ROUNDS]`` prints two comparisons:
+``python tests/bench/submit_bench.py [ROUNDS]`` prints two comparisons; the form is stated, since the minimal script
+searches for none:
 
 - one run: ``python -m hpctrain`` as a whole process, beside a script that imports Hydra, composes the same configuration and
   calls submitit; the aim is at most 1.2 times as long;
@@ -28,7 +29,7 @@ SOURCE = Path(__file__).resolve().parents[2]
 CONF = SOURCE / "conf"
 NUM_POINTS = 1000
 LONGEST_S = 1200
-WORDS = ("model=tiny", "cluster=sandbox", "data=synthetic")
+WORDS = ("model=tiny", "parallelism=zero3", "cluster=sandbox", "data=synthetic")
 HELD = "cluster.extra.hold=true"
 MINIMAL = f"""
 import submitit

@@ -27,7 +27,7 @@ def test_plan_prints_all_of_it_and_exits_0() -> None:
     answer = hpctrain("plan", "model=530b", "nodes=128")
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.startswith("note: hardware not stated: ndm_a100_v4")
-    for part in ("529,582,469,120", "#SBATCH --nodes=128", '"stage": 3', "Megatron FLOPs"):
+    for part in ("529,582,469,120", "#SBATCH --nodes=128", '"zero_optimization"', "Megatron FLOPs", "the choice among"):
         assert part in answer.stdout
 
 
@@ -84,6 +84,12 @@ def test_without_slurm_one_clear_error_and_nothing_left_behind(tmp_path: Path) -
         (["plan", "model=530b", "--tokens", "-5"], 2, "--tokens=-5: must be above zero"),
         (["model=530b", "--tokens", "1B"], 2, "is no option of this verb"),
         (["model=2t", "nodes=4"], 3, "short by"),
+        (["model=2t", "nodes=4"], 3, "configurations fits; this one is the nearest"),
+        (
+            ["model=1.3b", "parallelism.pipeline_parallel_size=4", "parallelism.zero_stage=3"],
+            2,
+            "goes with ZeRO stage 1",
+        ),
         (["model=tiny", "cluster=local", "hardware=hgx_h200"], 4, "this machine shows 0"),
         (["stauts"], 2, "nearest: status"),
         (["model=tiny", "--foce"], 2, "--foce"),
@@ -101,6 +107,8 @@ def test_without_slurm_one_clear_error_and_nothing_left_behind(tmp_path: Path) -
         "tokens",
         "tokens-of-submit",
         "does-not-fit",
+        "no-choice-fits",
+        "contradiction",
         "no-gpus",
         "verb",
         "option",
@@ -127,6 +135,8 @@ def test_cfg_job_shows_every_key() -> None:
     answer = hpctrain("--cfg", "job", "model=tiny", "training.micro_batch_size=3")
     assert "  micro_batch_size: 3\n" in answer.stdout
     assert "  weight_decay: 0.1\n" in answer.stdout
+    # What would run: nothing is left open.
+    assert "parallelism:\n  name: ddp\n  zero_stage: 0\n" in answer.stdout
 
 
 def test_hydra_completes_names() -> None:

@@ -20,7 +20,8 @@ TOKENS = CostOptions(tokens=1e9)
 
 @pytest.fixture(scope="module")
 def planned() -> list[tuple[Point, RunPlan]]:
-    points = compose_points(["model=530b", "training.micro_batch_size=4", "nodes=64,128"], multirun=True)
+    words = ["model=530b", "parallelism=zero3", "training.micro_batch_size=4", "nodes=64,128"]
+    points = compose_points(words, multirun=True)
     return [(point, build_run_plan(point.config)) for point in points]
 
 
@@ -59,7 +60,7 @@ def test_the_cost_stands_below_the_plan_and_inside_its_json(planned: list[tuple[
 
 
 def test_a_cost_that_cannot_be_told_is_null_with_its_reason() -> None:
-    (point,) = compose_points(["model=tiny", "cluster=local"], multirun=False)
+    (point,) = compose_points(["model=tiny", "parallelism=zero3", "cluster=local"], multirun=False)
     planned = [(point, build_run_plan(point.config))]
     answer = json.loads(plan_json(planned, TOKENS, False, False))
     assert answer["cost"] is None

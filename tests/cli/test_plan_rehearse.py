@@ -12,7 +12,10 @@ import pytest
 from hpctrain.rehearse.result import read_rehearsal
 
 pytestmark = pytest.mark.train
-SMALL = ("model=tiny", "cluster=local", "hardware=cpu", "training.micro_batch_size=2", "training.num_steps=2")
+SMALL = (
+    *("model=tiny", "parallelism=zero3", "cluster=local", "hardware=cpu"),
+    *("training.micro_batch_size=2", "training.num_steps=2"),
+)
 
 
 def hpctrain(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -41,6 +44,8 @@ def test_what_the_rehearsal_finds_too_large_is_refused(tmp_path: Path) -> None:
     answer = hpctrain(*words, cwd=tmp_path)
     assert answer.returncode == 3, answer.stderr
     assert "rehearsed need; a node has 0.50 GiB" in answer.stderr
+    assert "by the planner's rules with what the rehearsal found beyond them, not rehearsed" in answer.stderr
+    assert "  hardware.gpus_per_node=1 training.gradient_accumulation_steps=2 (fits with " in answer.stderr
     assert list(tmp_path.rglob("rehearsal.json")) == []
 
 

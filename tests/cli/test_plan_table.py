@@ -58,11 +58,14 @@ def test_a_header_alone_is_a_table(tmp_path: Path) -> None:
     [
         (None, "--table .*rows.csv: No such file or directory"),
         (b"", "--table .*rows.csv: is empty; the first line must be the header"),
-        (b"a,b\n1,2\n", "rows.csv header=source: this column is missing"),
+        (b"a,b\n1,2\n", "rows.csv header: 35 columns are missing: source, ref"),
+        (";".join(COLUMNS).encode(), "--table .*rows.csv: its cells are separated by semicolons; save it with commas"),
+        ("\t".join(COLUMNS).encode(), "--table .*rows.csv: its cells are separated by tabs; save it with commas"),
+        (b"sep=,\na,b\n", "--table .*rows.csv: line 1: sep=,: is a spreadsheet's own line; remove it"),
         (b"a\xff\xfe,b\n", "--table .*rows.csv: is no UTF-8 text at byte 1"),
         (b'a,"b" c\n', "--table .*rows.csv: line 1: "),
     ],
-    ids=["missing", "empty", "header", "bytes", "quotes"],
+    ids=["missing", "empty", "header", "semicolons", "tabs", "sep", "bytes", "quotes"],
 )
 def test_a_file_that_is_no_table(content: bytes | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
@@ -90,9 +93,42 @@ def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is the table itself"):
         plan_table(table, tmp_path / "linked.csv")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(ConfigError, match=r"--output .*folder: Is a directory"):
+    with pytest.raises(ConfigError, match=r"--output .*folder: is a folder; give the name of a file"):
         plan_table(table, tmp_path / "folder")
     assert sorted(os.listdir(tmp_path)) == ["folder", "linked.csv", "rows.csv"]
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    """As a device does: renaming a table over it would put a file in its place, for every process of the machine."""
+    table, pipe = tmp_path / "rows.csv", tmp_path / "pipe"
+    table.write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert plan_table(table, pipe) == EXIT_OK
+        assert os.read(reader, 65536).decode() == ",".join([*COLUMNS, *ADDED]) + "\n"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert sorted(os.listdir(tmp_path)) == ["pipe", "rows.csv"]
+
+
+def test_a_link_leads_to_the_table(tmp_path: Path) -> None:
+    table, there, link = tmp_path / "rows.csv", tmp_path / "there.csv", tmp_path / "out.csv"
+    table.write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
+    there.write_text("older", encoding="utf-8")
+    link.symlink_to(there)
+    assert plan_table(table, link) == EXIT_OK
+    assert link.is_symlink()
+    assert there.read_text(encoding="utf-8").startswith("source,ref")
+
+
+def test_columns_without_a_name_are_passed_on(tmp_path: Path) -> None:
+    """As spreadsheets leave them behind the last column."""
+    table, output = tmp_path / "rows.csv", tmp_path / "out.csv"
+    table.write_text(",".join([*COLUMNS, "", ""]) + "\n", encoding="utf-8")
+    assert plan_table(table, output) == EXIT_OK
+    assert output.read_text(encoding="utf-8") == ",".join([*COLUMNS, "", "", *ADDED]) + "\n"
 
 
 @pytest.mark.parametrize("option", ["-o", "--output"])

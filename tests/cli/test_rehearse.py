@@ -13,7 +13,7 @@ import pytest
 from hpctrain.errors import EXIT_CONFIG, EXIT_OK
 
 SOURCE = Path(__file__).parents[2]
-TINY = ("model=tiny", "nodes=2", "cluster=slurm", "hardware=ndm_a100_v4")
+TINY = ("model=tiny", "parallelism=zero3", "nodes=2", "cluster=slurm", "hardware=ndm_a100_v4")
 
 
 def type_words(*words: str, folder: Path, code: str = "") -> subprocess.CompletedProcess[str]:

@@ -12,8 +12,8 @@ from hpctrain.errors import ConfigError
 
 @pytest.fixture(scope="module")
 def frozen() -> Config:
-    words = ["model=tiny", "cluster=sandbox", "nodes=2", "env.A=1", "cluster.extra.licenses=x", "model.num_layers=3"]
-    (point,) = compose_points(words, multirun=False)
+    words = ["model=tiny", "parallelism=zero3", "cluster=sandbox", "nodes=2", "env.A=1", "cluster.extra.licenses=x"]
+    (point,) = compose_points([*words, "model.num_layers=3"], multirun=False)
     return point.config
 
 

@@ -15,7 +15,7 @@ MISTAKES = [
     pytest.param(["modle=530b"], ["modle=530b", "nearest: model"], id="mistyped-group"),
     pytest.param(
         ["model=tiny", "parallelism=tp8pp35x"],
-        ["parallelism=tp8pp35x", "known: ddp, megatron_3d"],
+        ["parallelism=tp8pp35x", "known: auto, ddp, megatron_3d"],
         id="unknown-parallelism",
     ),
     pytest.param(["model=tiny", "slurm=foo"], ["slurm=foo", "nearest: cluster"], id="group-that-is-none"),
@@ -148,7 +148,7 @@ def test_hardware_is_assumed_only_where_nothing_says_it() -> None:
     assert "ndm_a100_v4" in assumptions()[0]
     assert "hardware" not in " ".join(assumptions("hardware=ndm_a100_v4"))
     assert "hardware" not in " ".join(assumptions("cluster=local"))
-    assert assumptions("cluster=local", "data=synthetic") == ("not stated: parallelism=zero3, training=pretrain",)
+    assert assumptions("cluster=local", "data=synthetic") == ("not stated: parallelism=auto, training=pretrain",)
 
 
 def test_local_and_sandbox_train_on_the_cpu_unless_told_otherwise() -> None:

@@ -18,7 +18,7 @@ from tests.token_files import write_tokens
 
 
 def points(*words: str) -> list[tuple[Point, RunPlan]]:
-    found = compose_points(["model=tiny", "cluster=local", *words], multirun=True)
+    found = compose_points(["model=tiny", "parallelism=zero3", "cluster=local", *words], multirun=True)
     return [(point, build_run_plan(point.config)) for point in found]
 
 

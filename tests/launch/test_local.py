@@ -18,8 +18,9 @@ from tests.cli.test_cli import hpctrain
 
 pytestmark = pytest.mark.train
 
-SHORT = ("model=tiny", "cluster=local", "model.num_layers=1", "training.num_steps=4", "training.warmup_steps=1")
-FOR_EVER = (*SHORT[:3], "training.num_steps=1000000", "training.log_interval=1", "training.micro_batch_size=1")
+TINY = ("model=tiny", "parallelism=zero3", "cluster=local", "model.num_layers=1")
+SHORT = (*TINY, "training.num_steps=4", "training.warmup_steps=1")
+FOR_EVER = (*TINY, "training.num_steps=1000000", "training.log_interval=1", "training.micro_batch_size=1")
 
 
 def only_run(folder: Path) -> RunPaths:

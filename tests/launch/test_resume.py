@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from hpctrain.config.compose import compose_points
+from hpctrain.config.open_keys import NEUTRAL
 from hpctrain.config.schema import Config
-from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.errors import ConfigError, LaunchError, Problem
+from hpctrain.launch.point_plans import plan_points
 from hpctrain.launch.rerun import rerun_point
 from hpctrain.launch.resume import (
     FormerRecords,
@@ -22,6 +24,7 @@ from hpctrain.launch.resume import (
     failed_nodes,
     has_checkpoint,
     locked,
+    refused_as_resumed,
     resumed_config,
     start_note,
 )
@@ -38,7 +41,10 @@ from tests.launch.test_chain import save_checkpoint
 from tests.launch.test_local import only_run
 from tests.record.test_files import attempt
 
-WORDS = ("model=tiny", "cluster=sandbox", "nodes=2", "training.num_steps=20", "training.warmup_steps=2")
+WORDS = (
+    *("model=tiny", "parallelism=zero3", "cluster=sandbox", "nodes=2"),
+    *("training.num_steps=20", "training.warmup_steps=2"),
+)
 
 
 @pytest.fixture
@@ -126,6 +132,33 @@ def test_ranks_and_parallelism_may_change_and_the_global_batch_stays(run: RunPat
     again, notes = changed(run, "nodes=1")
     assert again.training.gradient_accumulation_steps is None
     assert "training.gradient_accumulation_steps=null: it follows from the global batch and the ranks" in notes
+
+
+def test_a_ramp_that_does_not_divide_over_the_new_ranks_is_told_with_what_remains(run: RunPaths) -> None:
+    words = (*WORDS, "training.micro_batch_size=2", "training.global_batch_size=32")
+    (point,) = compose_points([*words, "training.batch_ramp={start: 8, increment: 8, samples: 160}"], multirun=False)
+    run.config.write_text(config_text(point.config), encoding="utf-8")
+    before = build_run_plan(point.config)
+    assert before.problems == ()
+    run.plan.write_text(before.to_json(), encoding="utf-8")
+    config, _ = changed(run, "nodes=4")
+    refused = refused_as_resumed(ConfigError(build_run_plan(config).problems))
+    start, increment, last = str(refused).splitlines()
+    fix = "nearest: 16, or training.micro_batch_size=1"
+    assert (start.endswith(fix), increment.endswith(fix)) == (True, True), str(refused)
+    assert last.startswith("training.batch_ramp.start and training.batch_ramp.increment stay what they were in a run")
+    config, _ = changed(run, "nodes=4", "training.micro_batch_size=1")
+    after = build_run_plan(config)
+    assert after.problems == ()
+    assert [after.batch.samples_before(step) for step in range(1, 21)] == [
+        before.batch.samples_before(step) for step in range(1, 21)
+    ]
+
+
+def test_other_refusals_of_a_resumed_run_stay_as_they_are() -> None:
+    for key in ("training.micro_batch_size", "parallelism.tensor_parallel_size", "memory.gpu_bytes"):
+        error = ConfigError([Problem(key, "3", "is wrong", "nearest: 4")])
+        assert refused_as_resumed(error) is error
 
 
 def test_a_checkpoint_of_other_ranks_is_told(run: RunPaths) -> None:
@@ -217,10 +250,52 @@ def test_a_rerun_has_the_frozen_configuration_with_overrides(run: RunPaths) -> N
     assert rerun_point(run, ["run.root=/elsewhere"])[1] == Path("/elsewhere")
 
 
+@pytest.fixture
+def chosen_run(run: RunPaths) -> RunPaths:
+    """Of which nobody stated the parallelism."""
+    composed = compose_points([word for word in WORDS if not word.startswith("parallelism=")], multirun=False)
+    ((point, plan),) = plan_points(composed)
+    assert plan.choice is not None
+    run.config.write_text(config_text(point.config), encoding="utf-8")
+    run.plan.write_text(plan.to_json(), encoding="utf-8")
+    return run
+
+
+def test_a_rerun_keeps_what_was_chosen_and_chooses_anew_on_request(chosen_run: RunPaths) -> None:
+    frozen = read_config(chosen_run)
+    assert set(frozen.run.chosen) == NEUTRAL.keys()
+    kept, _ = rerun_point(chosen_run, ["nodes=4"])
+    assert not kept.is_open
+    assert (kept.config.parallelism, kept.config.training) == (frozen.parallelism, frozen.training)
+    (note,) = kept.assumptions
+    assert note.startswith(
+        f"parallelism={frozen.parallelism.name} stays, which parallelism=auto chose before nodes changed"
+    )
+    assert rerun_point(chosen_run, ["run.note=x"])[0].assumptions == ()
+    again, _ = rerun_point(chosen_run, ["nodes=4", "parallelism=auto", "training.micro_batch_size=2"])
+    assert set(again.open_keys) == NEUTRAL.keys() - {"training.micro_batch_size"}
+    ((closed, plan),) = plan_points([again])
+    assert plan.batch.micro_batch_size == 2
+    assert set(closed.config.run.chosen) == set(again.open_keys)
+
+
+def test_a_run_goes_on_with_a_new_choice_for_the_same_global_batch(chosen_run: RunPaths) -> None:
+    before = read_plan(chosen_run)
+    config, notes = changed(chosen_run, "nodes=1", "parallelism=auto")
+    assert config.parallelism.name != "auto"
+    after = build_run_plan(config)
+    assert after.problems == ()
+    assert after.batch.global_batch_size == before.batch.global_batch_size
+    assert "parallelism chosen: parallelism=" in notes
+    assert "nodes is changed" in notes
+    assert not [line for line in notes.splitlines() if line.endswith("is changed") and line != "nodes is changed"]
+
+
 @pytest.mark.train
 def test_a_local_run_goes_on_and_is_run_again(tmp_path: Path) -> None:
-    words = ("model=tiny", "cluster=local", "model.num_layers=1", "training.warmup_steps=1", "training.num_steps=4")
-    answer = hpctrain(*words, "training.checkpoint_at_end=true", cwd=tmp_path)
+    model = ("model=tiny", "parallelism=zero3", "cluster=local", "model.num_layers=1")
+    steps = ("training.warmup_steps=1", "training.num_steps=4", "training.checkpoint_at_end=true")
+    answer = hpctrain(*model, *steps, cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     run = only_run(tmp_path)
     done = hpctrain("resume", str(run.root), cwd=tmp_path)

@@ -94,7 +94,7 @@ def test_what_reaches_the_job_by_its_environment_alone_has_a_job_of_its_own(slur
     )
 
 
-MODEL_CASE = ("-m", "model=175b", "nodes=16,32,64,128", "training.micro_batch_size=4,8,16")
+MODEL_CASE = ("-m", "model=175b", "parallelism=zero3", "nodes=16,32,64,128", "training.micro_batch_size=4,8,16")
 
 
 def test_points_that_do_not_fit_are_left_out_and_the_others_submitted(
@@ -114,7 +114,7 @@ def test_points_that_do_not_fit_are_left_out_and_the_others_submitted(
 
 def test_a_sweep_of_which_nothing_fits_is_refused(slurm: FakeSlurm) -> None:
     with pytest.raises(ConfigError, match="2 of 2 points are wrong; nothing was submitted") as caught:
-        run(["-m", "model=175b", "nodes=1,2", f"run.root={slurm.root}"])
+        run(["-m", "model=2t", "nodes=1,2", f"run.root={slurm.root}"])
     assert caught.value.exit_code == 3
     assert slurm.num_calls == 0
 
@@ -371,12 +371,12 @@ def test_labels_leave_out_what_all_points_share() -> None:
 def test_a_sweep_tells_each_note_once_and_for_how_many_points_it_holds(
     slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*WORDS, "nodes=1,2", "training.global_batch_size=8", f"run.root={slurm.root}"]
+    words = [*WORDS, "parallelism=zero3", "nodes=1,2", "training.global_batch_size=8", f"run.root={slurm.root}"]
     assert run([*words, "training.micro_batch_size=null,1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     notes = [line for line in lines if line.startswith("note")]
     assert lines[: len(notes)] == notes == list(dict.fromkeys(notes))
-    assert "note: not stated: parallelism=zero3, training=pretrain, data=stdlib" in notes
+    assert "note: not stated: training=pretrain, data=stdlib" in notes
     assert any(line.startswith("note (2 of 4 points): training.micro_batch_size not stated") for line in notes) or (
         sum(line.startswith("note (1 of 4 points): training.micro_batch_size not stated") for line in notes) == 2
     )

@@ -1,4 +1,7 @@
-"""The rows of analysis/PARALLELISM.md: every group of conf/parallelism and its forms, each a configuration of a tiny model."""
+"""The rows of analysis/PARALLELISM.md: the groups of conf/parallelism and their forms, each a configuration of a tiny model.
+
+``auto`` has none: it is one of the others.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ python -m tests.parallelism.measure_groups --again WORD   rows whose name has th
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from tests.native_ops import ASYNC_IO, build_once
 from tests.parallelism.group_cases import CASES, NUM_SEQUENCES, REFERENCE, GroupCase
 from tests.parallelism.group_rank import GRADIENTS
 from tests.rehearse.rehearsals import rehearse
+from tests.stored_table import Row, read_table, write_table
 from tests.worker.reference import ReferenceStep, reference_gradients, reference_steps
 from tests.worker.run_folder import make_run, start_ranks, step_records
 
@@ -138,20 +138,9 @@ def _reference() -> tuple[list[ReferenceStep], dict[str, torch.Tensor]]:
     return reference_steps(config), reference_gradients(config)
 
 
-def read_rows() -> dict[str, dict[str, str]]:
+def read_rows() -> dict[str, Row]:
     """Stored rows by name."""
-    if not STORED.exists():
-        return {}
-    with STORED.open(newline="", encoding="utf-8") as stream:
-        return {row["case"]: row for row in csv.DictReader(stream)}
-
-
-def write_rows(rows: dict[str, dict[str, str]]) -> None:
-    """In the order of the cases; those that are no case any more are dropped."""
-    with STORED.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows[name] for name in CASES if name in rows)
+    return read_table(STORED)
 
 
 def main(words: list[str]) -> None:
@@ -168,7 +157,7 @@ def main(words: list[str]) -> None:
         except AssertionError as error:
             print(f"FAILED {name}\n{str(error)[-3000:]}", flush=True)
             continue
-        write_rows(read_rows() | {name: row})
+        write_table(STORED, COLUMNS, read_rows() | {name: row}, CASES)
         print(f"{time.time() - started_s:6.1f} s  {name}", flush=True)
     DOCUMENT.write_text(document(read_rows()), encoding="utf-8")
 

@@ -77,9 +77,17 @@ def test_without_a_ramp_every_step_has_the_full_batch() -> None:
 @pytest.mark.parametrize(
     ("ramp", "key", "texts"),
     [
-        ((6, 4, 100), "start", ["start=6: must be a multiple of", "= 4 (6 mod 4 = 2)", "nearest: 4, 8"]),
+        (
+            (6, 4, 100),
+            "start",
+            [
+                "start=6: must be a multiple of",
+                "= 2 x 2 = 4 (6 mod 4 = 2)",
+                "nearest: 4, 8, or training.micro_batch_size=1",
+            ],
+        ),
         ((4, 6, 100), "increment", ["increment=6: must be a multiple of", "nearest: 4, 8"]),
-        ((1, 4, 100), "start", ["start=1", "nearest: 4"]),
+        ((1, 4, 100), "start", ["start=1", "nearest: 4, or a data-parallel degree of 1"]),
         (
             (16, 4, 100),
             "start",
@@ -91,20 +99,21 @@ def test_without_a_ramp_every_step_has_the_full_batch() -> None:
 def test_what_makes_no_ramp_is_told_with_the_nearest_that_does(
     ramp: tuple[int, int, int], key: str, texts: list[str]
 ) -> None:
-    (problem,) = ramp_problems(BatchRampConfig(*ramp), 16, 4)
+    (problem,) = ramp_problems(BatchRampConfig(*ramp), 16, 2, 2)
     assert problem.key == f"training.batch_ramp.{key}"
     assert all(text in str(problem) for text in texts), str(problem)
 
 
 def test_a_batch_of_one_micro_step_has_the_larger_batch_as_its_fix() -> None:
-    (problem,) = ramp_problems(BatchRampConfig(4, 4, 100), 4, 4)
+    (problem,) = ramp_problems(BatchRampConfig(4, 4, 100), 4, 2, 2)
     assert str(problem).endswith("to which it grows; set training.global_batch_size=8 or more")
-    assert ramp_problems(BatchRampConfig(4, 4, 100), 8, 4) == []
+    assert ramp_problems(BatchRampConfig(4, 4, 100), 8, 2, 2) == []
 
 
 def test_the_nearest_values_work() -> None:
-    assert ramp_problems(BatchRampConfig(4, 12, 100), 16, 4) == []
-    assert ramp_problems(BatchRampConfig(12, 4, 100), 16, 4) == []
+    assert ramp_problems(BatchRampConfig(4, 12, 100), 16, 2, 2) == []
+    assert ramp_problems(BatchRampConfig(12, 4, 100), 16, 2, 2) == []
+    assert ramp_problems(BatchRampConfig(6, 2, 100), 16, 1, 2) == []
 
 
 def ramp_plan(*words: str) -> RunPlan:

@@ -21,7 +21,7 @@ AZURE_530B = "model=530b nodes=128 training.seq_len=1024 training.micro_batch_si
 
 @cache
 def planned(words: str) -> tuple[Point, RunPlan]:
-    (point,) = compose_points(words.split(), multirun=False)
+    (point,) = compose_points(["parallelism=zero3", *words.split()], multirun=False)
     return point, build_run_plan(point.config, point.assumptions)
 
 
@@ -193,7 +193,11 @@ def test_a_job_that_does_not_get_on_has_no_elapsed_time() -> None:
     assert cost.elapsed_s is None
     # 0.01 h on 128 nodes: 0.281 s.
     assert "fails every 0.281 s" in cost.gaps[0]
-    assert "does not get on" in cost.gaps[0]
+    assert "does not get on; hours, money and energy are of the steps alone" in cost.gaps[0]
+    assert cost.gpu_hours.value == pytest.approx(cost.compute_s.value * 1024 / 3600)
+    text = render_cost(cost, "")
+    assert "one each 0.01 h of a node, so of the job each 0.281 s" in text
+    assert "in 1 step (" in render_cost(cost_of(AZURE_530B, "--tokens 1 --step-time-s 200"), "")
     json.dumps(dataclasses.asdict(cost), allow_nan=False)
 
 

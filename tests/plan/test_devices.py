@@ -25,6 +25,14 @@ SPELLINGS = [
     ("V100-SXM2-16GB", 16, "V100-SXM-16GB"),
     ("V100-SXM3-32GB (DGX-2)", 32, "V100-SXM-32GB"),
     # As torch and the vendors name them.
+    ("8xA100 80GB", None, "A100-SXM-80GB"),
+    ("8 x H100-SXM5-80GB", None, "H100-SXM-80GB"),
+    ("A100", 79.15, "A100-SXM-80GB"),
+    ("B200-192GB", None, "B200-SXM-180GB"),
+    ("GB200 NVL72", 192, "GB200-186GB"),
+    ("H200", 144, "H200-SXM-141GB"),
+    ("NVIDIA GH200 120GB", None, "GH200-96GB"),
+    ("Tesla T4", None, "T4-PCIE-16GB"),
     ("NVIDIA A100-SXM4-80GB", None, "A100-SXM-80GB"),
     ("NVIDIA A100 80GB PCIe", None, "A100-PCIE-80GB"),
     ("NVIDIA H100 80GB HBM3", None, "H100-SXM-80GB"),
@@ -37,6 +45,11 @@ SPELLINGS = [
     ("AMD Instinct MI300X OAM", None, "MI300X-192GB"),
     ("MI250X", None, "MI250X-128GB"),
     ("Intel(R) Data Center GPU Max 1550", None, "MAX-1550-128GB"),
+    ("Max 1550 (one tile)", 64, "MAX-1550-TILE-64GB"),
+    ("Max 1550 tile", None, "MAX-1550-TILE-64GB"),
+    ("H100-SXM-96GB", 96, "H100-SXM-96GB"),
+    ("Intel Max 1550", 64, "MAX-1550-TILE-64GB"),
+    ("PVC tile", None, "MAX-1550-TILE-64GB"),
 ]
 
 

@@ -161,6 +161,14 @@ def test_stages_1_and_2_flatten_what_they_reduce() -> None:
     assert [at.whole for at in flow.blocks[0].at_matrix] == [40, 40, 10, 40]
 
 
+def test_what_is_larger_than_the_bucket_is_flattened_in_parts() -> None:
+    # 590 elements of matrices over 50 ranks: 12 each. The output matrix, 100, is reduced by slices of 12, taken together until
+    # they are more than the bucket of 30: three of them. What fits into the bucket is flattened whole: 2 + 2 + 2 (vectors).
+    flow = gradient_flow(SMALL, 30, 50, 2)
+    assert (flow.before.whole, flow.before.flattened) == (100 + 2, 36)
+    assert [at.flattened for at in flow.blocks[0].at_matrix] == [2, 36, 36, 10]
+
+
 def test_gradients_of_earlier_micro_steps() -> None:
     words = ("model=1.3b", "nodes=1", "training.micro_batch_size=1", "training.activation_checkpointing=full")
     of_all = 2 * plan_of(*words).num_parameters

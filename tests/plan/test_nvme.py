@@ -114,7 +114,7 @@ def test_a_plan_tells_the_third_tier() -> None:
     assert need.gradient_bytes == pytest.approx(4 * per_rank, rel=2e-3)
     assert need.parameter_bytes == pytest.approx(2 * per_rank, rel=2e-3)
     text = render_plan(plan, "python")
-    assert "  per node  2,926.96 GiB of NVMe of 28,610.00 GiB, below /raid" in text
+    assert "  a node's NVMe                   2,926.96 GiB  of 28,610.00 GiB, 25,683.04 GiB free; below /raid" in text
     assert "note: on NVMe of each node 2,926.96 GiB at the height (optimizer states 1,951.36 GiB" in text
     section = plan.ds_config["zero_optimization"]["offload_optimizer"]
     assert section["buffer_count"] == PIPELINED_BUFFERS
@@ -143,7 +143,9 @@ def test_host_memory_is_that_of_the_buffers_and_not_of_the_states() -> None:
             id="no-path",
         ),
         pytest.param(
-            ("parallelism.nvme_path=nvme",), "must be absolute: each node looks for it; set it to /nvme", id="rel"
+            ("parallelism.nvme_path=nvme",),
+            "must be absolute: each node looks for it; set parallelism.nvme_path=/nvme",
+            id="rel",
         ),
         pytest.param(
             ("parallelism.zero_stage=2", "parallelism.offload_param=none"),
@@ -194,6 +196,15 @@ def test_nothing_large_enough_is_told() -> None:
     )
 
 
+@pytest.mark.parametrize("key", ["nvme_path=/local", "aio.threads=2"])
+def test_a_key_of_nvme_without_nvme_is_warned_of(key: str) -> None:
+    words = ["model=tiny", "cluster=local", f"parallelism.{key}"]
+    plain = plan_of(*words, "parallelism=zero3_offload")
+    assert any("has no effect: nothing is on NVMe (offload_optimizer=cpu" in warning for warning in plain.warnings)
+    moved = plan_of(*words, "parallelism=zero3_nvme", "parallelism.nvme_path=/local")
+    assert not any("has no effect" in warning for warning in moved.warnings)
+
+
 def test_speed_needs_rates() -> None:
     gap = plan_of(*ON_DGX).prediction_gap
     assert gap == "hardware=dgx_h100 does not state hardware.nvme_read_gb_per_s, hardware.nvme_write_gb_per_s"
@@ -221,6 +232,16 @@ def test_zero_cache_is_fitted_by_the_gpu_where_host_memory_is_small() -> None:
     plan = plan_of("model=175b", "nodes=16", "parallelism=zero_cache", "hardware.host_memory_gib=130")
     assert not plan.problems
     assert any("fit_offload_ratio: 0.25" in note for note in plan.assumptions)
+
+
+def test_zero_cache_is_fitted_with_the_recomputation_that_leaves_the_host_room() -> None:
+    """Without recomputation the GPU would have room only if all were moved, and then the host has none."""
+    words = ("model=175b", "model.num_layers=49", "nodes=1", "training.micro_batch_size=1")
+    plan = plan_of(*words, "parallelism=zero_cache")
+    assert not plan.problems
+    assert plan.activation_checkpointing == "full"
+    assert any("fit_offload_ratio: 0.8" in note for note in plan.assumptions)
+    assert "memory.host" in {problem.key for problem in plan_of(*words, "parallelism=zero3_offload").problems}
 
 
 def test_zero_cache_fits_no_ratio_below_stage_3() -> None:

@@ -26,6 +26,15 @@ FP16 = "training.precision=fp16"
             id="no-bf16",
         ),
         pytest.param(
+            ["hardware.gpu=Tesla T4"],
+            [
+                "T4-PCIE-16GB",
+                "fp32 8.1, fp16 65 TFLOP/s",
+                "nearest: training.precision=fp16 or training.precision=fp32",
+            ],
+            id="no-bf16-on-a-t4",
+        ),
+        pytest.param(
             ["training.loss_scale=128"], ["training.loss_scale=128", "this run is in bf16", "precision=fp16"], id="bf16"
         ),
         pytest.param(

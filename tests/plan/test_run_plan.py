@@ -13,7 +13,8 @@ from hpctrain.plan.run_plan import RunPlan, build_run_plan
 
 
 def plan_of(*words: str) -> RunPlan:
-    (point,) = compose_points(list(words), multirun=False)
+    """The plan of ZeRO-3 unless a word says another form."""
+    (point,) = compose_points(["parallelism=zero3", *words], multirun=False)
     return build_run_plan(point.config, point.assumptions)
 
 

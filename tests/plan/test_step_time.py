@@ -56,13 +56,14 @@ def test_the_published_530b_point_lies_in_the_range() -> None:
 def test_range_by_hand() -> None:
     # Errors of -25 % to +30 %: 100/1.3 and 100/0.75.
     assert time_range_s(100.0, SOFTWARE[OWN_SOFTWARE]) == pytest.approx((76.92, 133.33), abs=0.01)
-    assert time_range_s(100.0, SOFTWARE["deepspeed_2022"]) == pytest.approx((94.34, 125.0), abs=0.01)
+    assert time_range_s(100.0, SOFTWARE["deepspeed_2022"]) == pytest.approx((94.34, 121.95), abs=0.01)
 
 
 def test_uncertainty_says_where_it_was_fitted_and_how_far_off_it_is() -> None:
     assert uncertainty_text(SOFTWARE["deepspeed_2022"]) == (
-        "constants of deepspeed_2022 fitted on DeepSpeed on Azure, 175B at 512 tokens, kernels as megatron_2021;"
-        " -20% to +6% off on DeepSpeed on Azure, 175B at 1,024 tokens, 530B, 1T and 2T"
+        "constants of deepspeed_2022 fitted on DeepSpeed on Azure, 175B at 512 tokens, and 1T at micro batch 8"
+        " (copies of block inputs), kernels as megatron_2021; -18% to +6% off on DeepSpeed on Azure, 175B at 1,024 tokens, 530B,"
+        " 1T at micro batches of 1 to 4, and 2T"
     )
     assert "no published row to check them, -25% to +30% assumed" in prediction_of(*PUBLISHED_530B).uncertainty
 
@@ -159,6 +160,25 @@ def test_one_node_needs_no_network() -> None:
     assert speed.step_time_s > 0
 
 
+def test_states_that_stay_on_the_gpu_need_no_update_on_the_cpu() -> None:
+    """ZeRO-Cache on AngelPTM's node, 28B: three tenths of the states stay, and a step is shorter by that part of the CPU's work.
+
+    Its published gain of 44 % hides all of that work, see ``hpctrain.analysis.angelptm_figures.hidden_host_gains``.
+    """
+    node = ("nodes=1", "hardware=hccpnv4h", "hardware.host_memory_gb_per_s=409")
+    words = (
+        *("model=28b", *node, "training.micro_batch_size=8"),
+        *("training.seq_len=1024", "training.activation_checkpointing=full"),
+    )
+    plain = prediction_of(*words, "parallelism=zero3_offload")
+    cache = prediction_of(*words, "parallelism=zero_cache")
+    assert plain.bound_by == "optimizer on the CPU"
+    assert plain.rate_of_part["optimizer on the CPU"] == "host memory"
+    kept = 1 - cache.parts_s["optimizer on the CPU"] / plain.parts_s["optimizer on the CPU"]
+    assert 0.2 < kept < 0.5
+    assert plain.step_time_s - cache.step_time_s == pytest.approx(kept * plain.parts_s["optimizer on the CPU"], rel=0.1)
+
+
 def test_a_gpu_outside_the_table_is_predicted_from_its_stated_rates() -> None:
     words = ("model=llama3_8b", "nodes=1", "hardware=hgx_h200")
     known = prediction_of(*words)
@@ -175,10 +195,12 @@ def test_text_and_json() -> None:
     assert block.startswith("speed of one step (a prediction, not measured)\n  matrix work ")
     assert (
         f"step      {speed.step_time_s:.3g} s, between {speed.low_s:.3g} and {speed.high_s:.3g} s; matrix work binds"
-        in block
+        " (matmul rate)" in block
     )
     assert f"Megatron {speed.tflops_per_gpu['megatron']:.1f}, MFU {speed.mfu:.1%}" in block
     assert "all else" in block, "parts below a hundredth of the step"
+    (gathers,) = [line for line in block.splitlines() if line.startswith("  parameter gathers ")]
+    assert gathers.endswith("%  network"), "128 nodes gather at the rate of their adapters"
     assert speed.uncertainty in block
     written = json.loads(plan.to_json())
     assert written["prediction"]["step_time_s"] == speed.step_time_s

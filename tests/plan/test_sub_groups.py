@@ -71,7 +71,7 @@ def test_a_stated_size_that_misses_the_ratio_is_refused() -> None:
     )
     assert "with parallelism.sub_group_size=1000000000, so 0.0% of the optimizer's state leave it" in str(problem)
     chosen = plan_of(*words).ds_config["zero_optimization"]["sub_group_size"]
-    assert f"leave parallelism.sub_group_size out, or set it to {chosen}: " in str(problem)
+    assert f"leave parallelism.sub_group_size out, or set parallelism.sub_group_size={chosen}: " in str(problem)
     stated = plan_of(*words, f"parallelism.sub_group_size={chosen}")
     assert [problem for problem in stated.problems if problem.kind != "memory"] == []
 

@@ -14,7 +14,7 @@ from hpctrain.plan.sweep_groups import array_request, array_spec, group_points, 
 
 
 def requests(*words: str) -> list[SlurmRequest]:
-    points = compose_points(["model=tiny", *words], multirun=True)
+    points = compose_points(["model=tiny", "parallelism=zero3", *words], multirun=True)
     return [build_run_plan(point.config).slurm for point in points]
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from hpctrain.config.compose import compose_points
 from hpctrain.config.schema import RunConfig
+from hpctrain.launch.point_plans import plan_points
 from hpctrain.plan.cost import run_cost
 from hpctrain.plan.cost_options import CostOptions, take_cost_options
 from hpctrain.plan.render_sweep import render_sweep
@@ -24,23 +25,24 @@ WEAK = "model=175b nodes=16,32,64,128 training.micro_batch_size=8"
 
 @cache
 def points_of(words: str) -> tuple[PlannedPoint, ...]:
-    """The points of a sweep; ``nodes``, the last axis, is put into the composed configuration, which Hydra need not do again."""
+    """The points of a sweep of ZeRO-3; ``nodes``, the last axis, is put into what was composed, which Hydra need not do again."""
     sizes = [word.removeprefix("nodes=") for word in words.split() if word.startswith("nodes=")]
     points = []
-    for point in compose_points([word for word in words.split() if not word.startswith("nodes=")], multirun=True):
+    others = [word for word in words.split() if not word.startswith("nodes=")]
+    for point in compose_points(["parallelism=zero3", *others], multirun=True):
         for nodes in sizes[0].split(",") if sizes else ["1"]:
             config = dataclasses.replace(point.config, nodes=int(nodes))
             plan = build_run_plan(config, point.assumptions)
-            points.append(PlannedPoint((*point.overrides, *([f"nodes={nodes}"] if sizes else [])), config, plan))
+            points.append(PlannedPoint((*point.overrides[1:], *([f"nodes={nodes}"] if sizes else [])), config, plan))
     return tuple(points)
 
 
 def test_the_points_are_those_that_hydra_composes() -> None:
-    composed = compose_points(WEAK.split(), multirun=True)
+    composed = compose_points(["parallelism=zero3", *WEAK.split()], multirun=True)
     assert [point.config for point in composed] == [point.config for point in points_of(WEAK)]
-    overrides = [tuple(text.lstrip("+") for text in point.overrides) for point in composed]
+    overrides = [tuple(text.lstrip("+") for text in point.overrides[1:]) for point in composed]
     table = sweep_table(
-        [PlannedPoint(p.overrides, p.config, build_run_plan(p.config)) for p in composed], CostOptions()
+        [PlannedPoint(p.overrides[1:], p.config, build_run_plan(p.config)) for p in composed], CostOptions()
     )
     assert [row.overrides for row in table.rows] == overrides
     assert table.fixed == ("model=175b", "training.micro_batch_size=8")
@@ -128,6 +130,28 @@ def test_points_for_which_the_plan_chose_differently_are_not_compared_and_that_i
     (note,) = [note for note in table.notes if note.startswith("not compared")]
     assert "nodes=16 with micro batch 4, checkpointing full; nodes=32,64 with micro batch 8" in note
     assert "state training.micro_batch_size" in note
+
+
+@cache
+def chosen_points(words: str) -> tuple[PlannedPoint, ...]:
+    composed = compose_points(["parallelism=auto", *words.split()], multirun=True)
+    return tuple(PlannedPoint(point.overrides, point.config, plan) for point, plan in plan_points(composed))
+
+
+def test_chosen_forms_are_named_and_points_of_different_ones_are_not_compared() -> None:
+    """On one node 13B takes another form than on eight and sixteen, which take the same."""
+    points = chosen_points("model=13b nodes=1,8,16")
+    forms = [(point.plan.parallelism_name, point.plan.batch.micro_batch_size) for point in points]
+    assert forms[0] != forms[1] == forms[2], "the case shows nothing: choose other nodes"
+    table = sweep_table(points, CostOptions())
+    assert [row.base_nodes for row in table.rows] == [None, 8, 8]
+    (note,) = [note for note in table.notes if note.startswith("not compared")]
+    assert f"nodes=1 with {forms[0][0]}, micro batch {forms[0][1]}" in note
+    assert f"nodes=8,16 with {forms[1][0]}, micro batch {forms[1][1]}" in note
+    assert not any("parallelism chosen" in note for note in table.notes), "a row shows it"
+    header, *lines = render_sweep(table).split("\n\n")[1].split("\n")
+    assert header.split()[:4] == ["nodes", "GPUs", "form", "recompute"]
+    assert [line.split()[2] for line in lines] == [form for form, _ in forms]
 
 
 def test_neither_the_runs_name_nor_its_folder_keeps_points_apart() -> None:

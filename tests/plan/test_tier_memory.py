@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.plan.memory_habits import CACHED_SHARE, HABITS, STUCK_SHARE
+from hpctrain.plan.memory_habits import CACHED_SHARE, CONTEXT_GIB, FAMILY_CONTEXT_GIB, HABITS, STUCK_SHARE
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.plain_shape import plain_shape
 from hpctrain.plan.rank_activations import block_bytes, loss_bytes
@@ -169,8 +169,23 @@ def test_stages_cut_by_cost_leave_the_last_rank_fewer_blocks() -> None:
     setup = setup_of(LLAMA, num_gpus=4, pipeline_degree=4)
     assert [rank_layers(setup, SOFTWARE["nanotron"], rank) for rank in range(4)] == [9, 9, 9, 5]
     assert [rank_layers(setup, SOFTWARE["megatron"], rank) for rank in range(4)] == [8, 8, 8, 8]
-    odd = setup_of(plain_shape(10, 2048, 50304), num_gpus=4, pipeline_degree=4)
-    assert [rank_layers(odd, SOFTWARE["megatron"], rank) for rank in range(4)] == [3, 3, 2, 2]
+    odd = setup_of(plain_shape(11, 2048, 50304), num_gpus=4, pipeline_degree=4)
+    assert [rank_layers(odd, SOFTWARE["megatron"], rank) for rank in range(4)] == [3, 3, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("layers", "p", "expected"),
+    [
+        # BLOOM's 70 blocks and two tables on 12 ranks; Llama 3 405B on 8; a whole share is left as it is.
+        pytest.param(70, 12, [5, *[6] * 10, 5], id="bloom"),
+        pytest.param(126, 8, [15, *[16] * 6, 15], id="llama-405b"),
+        pytest.param(72, 12, [6] * 12, id="equal"),
+    ],
+)
+def test_where_two_blocks_are_missing_the_tables_take_their_place(layers: int, p: int, expected: list[int]) -> None:
+    setup = setup_of(plain_shape(layers, 2048, 50304), num_gpus=p, pipeline_degree=p)
+    assert [rank_layers(setup, SOFTWARE["megatron"], rank) for rank in range(p)] == expected
+    assert sum(expected) == layers
 
 
 def test_the_fullest_rank_is_the_one_with_most_in_flight_or_with_the_logits() -> None:
@@ -212,6 +227,71 @@ def test_gathered_parameters_of_stage_3() -> None:
     assert term_bytes(deepspeed, "reduction buckets") == pytest.approx(2 * 2 * 5e8)
     alone = memory_of("fsdp", setup_of(LLAMA, num_gpus=1))
     assert term_bytes(alone, "gathered parameters") == 0
+
+
+def test_a_pipeline_of_fsdp_keeps_parameters_gathered_and_sums_gradients_whole() -> None:
+    setup = setup_of(LLAMA, num_gpus=32, pipeline_degree=4)
+    memory = memory_of("fsdp", setup)
+    held = rank_parameters(setup, 8, memory.pipeline_rank)
+    assert term_bytes(memory, "gathered parameters") == pytest.approx(2 * held, abs=1)
+    assert term_bytes(memory, "gradients summed whole") == pytest.approx(4 * held, abs=1)
+    assert term_bytes(memory_of("fsdp", setup_of(LLAMA)), "gradients summed whole") == 0
+
+
+def test_placeholder_gradients_are_a_block_in_16_bit() -> None:
+    # Llama 3 8B: 2·4096·4096 + 2·4096·1024 + 3·4096·14336 and two norms of 4096.
+    block = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
+    memory = memory_of("megatron", setup_of(LLAMA, zero_stage=1, tensor_degree=4))
+    assert term_bytes(memory, "placeholder gradients") == block * 2 // 4
+    assert term_bytes(memory_of("nanotron", setup_of(LLAMA, zero_stage=1)), "placeholder gradients") == 0
+
+
+def test_stage_1_of_2022_keeps_no_bucket_and_copies_one_in_the_step() -> None:
+    kept, copied = (
+        [term for term in memory_of(name, setup_of(LLAMA, zero_stage=stage)).terms if term.name == "reduction buckets"]
+        for name, stage in (("megatron_deepspeed_2022", 2), ("megatron_deepspeed_2022", 1))
+    )
+    assert [(term.num_bytes, term.phase) for term in kept] == [(2 * 2 * 5e8, KEPT)]
+    assert [(term.num_bytes, term.phase) for term in copied] == [(2 * 5e8, STEP)]
+
+
+def test_buckets_of_hugging_face_are_the_square_of_the_hidden_size() -> None:
+    habits = replace(HABITS["deepspeed"], bucket_elements=None)
+    memory = tier_memory(setup_of(LLAMA), SOFTWARE["deepspeed"], habits)
+    assert term_bytes(memory, "reduction buckets") == 2 * 2 * 4096**2
+
+
+def test_sums_in_fp32_need_a_copy_of_the_largest_gradient() -> None:
+    # The token table of 128,256 x 4,096, over 4 tensor ranks, in 4 bytes.
+    habits = replace(HABITS["megatron_deepspeed_2022"], gradient_bytes=6, step_bytes=0, cast_gradients=True)
+    setup = setup_of(LLAMA, zero_stage=1, tensor_degree=4)
+    memory = tier_memory(setup, SOFTWARE["megatron_deepspeed_2022"], habits)
+    assert term_bytes(memory, "gradient in fp32") == 4 * 128256 * 4096 // 4
+    assert term_bytes(memory, "gradients") == pytest.approx(6 * LLAMA.num_parameters / 4, abs=1)
+
+
+def test_a_loss_split_over_tensor_ranks() -> None:
+    # FSDP: 16 bytes a logit where it is split, 12 where it is whole; Megatron's softmax works in place either way.
+    split = setup_of(LLAMA, tensor_degree=4)
+    assert loss_bytes(split, HABITS["fsdp"]) == 2048 * 128256 / 4 * 16
+    assert loss_bytes(setup_of(LLAMA), HABITS["fsdp"]) == 2048 * 128256 * 12
+    assert loss_bytes(split, HABITS["megatron"]) == 2048 * 128256 / 4 * 10
+
+
+def test_a_context_is_that_of_the_gpu() -> None:
+    own = tier_memory(setup_of(), SOFTWARE["megatron"], HABITS["megatron"], context_gib=FAMILY_CONTEXT_GIB["A100"])
+    assert term_bytes(own, "CUDA context") == 1573 * 2**20
+    assert term_bytes(memory_of("megatron", setup_of()), "CUDA context") == pytest.approx(CONTEXT_GIB * GIB, abs=1)
+
+
+def test_near_the_limit_nothing_is_told() -> None:
+    terms = (RankTerm("states", 100 * GIB, "gpu", "", KEPT), RankTerm("context", 2 * GIB, "gpu", "", OUTSIDE))
+    memory = TierMemory(0, terms, 8)
+    # 100 and what is stuck of it, and 2 outside; and 6 of 100 as doubt.
+    assert memory.surely_fits((102 + 3 + 6) * GIB) is True
+    assert memory.surely_fits((102 + 3 + 5.9) * GIB) is None
+    assert memory.surely_fits((102 + 3 - 5.9) * GIB) is None
+    assert memory.surely_fits((102 + 3 - 6.1) * GIB) is False
 
 
 def test_sharding_within_a_node() -> None:

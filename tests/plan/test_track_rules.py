@@ -30,6 +30,10 @@ def test_problems_name_key_rule_and_fix(words: list[str], texts: list[str]) -> N
     assert all(text in str(problem) for text in texts), str(problem)
 
 
+def test_a_launch_check_needs_no_held_out_data() -> None:
+    assert plan_of(*TINY, "training=launch_check", "training.validation_interval=10").problems == ()
+
+
 def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
     password = secrets.token_hex(8)
     (problem,) = plan_of(*TINY, f"track.mlflow.tracking_uri='http://me:{password}@host:5000'").problems

@@ -37,10 +37,12 @@ class GridRow:
         return planned / rehearsed - 1
 
 
-def grid_rows() -> Iterator[GridRow]:
-    """Every stored case, planned anew for rank 0, which was rehearsed."""
+def grid_rows(word: str = "") -> Iterator[GridRow]:
+    """Every stored case whose name has the word, planned anew for rank 0, which was rehearsed."""
     stored = read_grid()
     for case in grid_cases():
+        if word not in case.name:
+            continue
         row = stored[case.name]
         (point,) = compose_points(list(case.words), multirun=False)
         plan = with_memory_of(0, build_run_plan(point.config, point.assumptions), point.config)

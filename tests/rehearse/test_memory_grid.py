@@ -69,6 +69,15 @@ def test_each_phase_of_each_gpu_is_near(rows: list[GridRow]) -> None:
     assert not far
 
 
+def test_the_optimizers_phase_in_stages_1_and_2(rows: list[GridRow]) -> None:
+    """It is seldom the peak, so that the bars above do not see it."""
+    of_stages = [row for row in rows if "zero1" in row.case or "zero2" in row.case]
+    assert len(of_stages) > 15
+    for row in of_stages:
+        rehearsed, planned = row.gpu["optimizer"]
+        assert planned == pytest.approx(rehearsed, rel=1e-3), row.case
+
+
 def test_pinned_memory_as_torch_takes_it(rows: list[GridRow]) -> None:
     pinned = [row for row in rows if row.pinned_rounded[0] > 2**20]
     assert len(pinned) >= 10

@@ -36,7 +36,7 @@ from tests.worker.run_folder import SOURCE
 
 PEAK_TOLERANCE = 0.01
 TINY_CPU = ("model=tiny", "hardware=cpu", "cluster=local", "parallelism=zero3", "training.micro_batch_size=1")
-TINY_GPU = ("model=tiny", "hardware=ndm_a100_v4", "cluster=slurm", "nodes=2")
+TINY_GPU = ("model=tiny", "parallelism=zero3", "hardware=ndm_a100_v4", "cluster=slurm", "nodes=2")
 
 
 def both_ways(name: str) -> tuple[Rehearsal, Rehearsal]:
@@ -203,7 +203,7 @@ def test_what_is_received_is_finite_and_tells_of_no_parts() -> None:
 
 
 def plan_of(*words: str) -> RunPlan:
-    (point,) = compose_points(words, multirun=False)
+    (point,) = compose_points(["parallelism=zero3", *words], multirun=False)
     return build_run_plan(point.config)
 
 

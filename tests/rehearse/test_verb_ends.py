@@ -17,7 +17,7 @@ from hpctrain.rehearse.result import read_rehearsal
 from tests.rehearse.rehearsals import make_plan, make_request
 
 SOURCE = Path(__file__).parents[2]
-TINY = ("model=tiny", "nodes=2", "cluster=slurm", "hardware=ndm_a100_v4")
+TINY = ("model=tiny", "parallelism=zero3", "nodes=2", "cluster=slurm", "hardware=ndm_a100_v4")
 PIPELINE = ("parallelism=zero1", "parallelism.pipeline_parallel_size=4", "training.gradient_accumulation_steps=200")
 
 

@@ -88,7 +88,8 @@ def test_530b_on_128_nodes_is_accepted_and_all_its_ranks_meet(full_size: Sandbox
 
 def _check_scaling_sweep(sandbox: Sandbox, root: Path) -> None:
     """The model case of sweeps: arrays by shape, and the micro batch that does not fit left out."""
-    words = ["-m", "model=175b", "nodes=16,32,64,128", "training.micro_batch_size=4,8,16", "cluster.extra.hold=true"]
+    swept = ["nodes=16,32,64,128", "training.micro_batch_size=4,8,16"]
+    words = ["-m", "model=175b", "parallelism=zero3", *swept, "cluster.extra.hold=true"]
     command = [sys.executable, "-m", "hpctrain", *words, f'run.root="{root}"', "--json"]
     answer = subprocess.run(command, env=sandbox.env, capture_output=True, text=True, check=False)
     assert answer.returncode == EXIT_DOES_NOT_FIT, answer.stderr

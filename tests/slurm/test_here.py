@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slurm
 
 SOURCE = Path(__file__).parents[2]
 HPCTRAIN = shlex.join([sys.executable, "-m", "hpctrain"])
-RUN = f"{HPCTRAIN} cluster=sandbox model=tiny launch.mode=here run.root=runs"
+RUN = f"{HPCTRAIN} cluster=sandbox model=tiny parallelism=zero3 launch.mode=here run.root=runs"
 SCRIPT = f"""
 {RUN} training=launch_check nodes=4; echo "four nodes: $?"
 {RUN} training=launch_check nodes=2 && {RUN} training=launch_check nodes=1

@@ -24,8 +24,11 @@ from tests.slurm.test_submit import cluster as cluster  # the fixture
 pytestmark = [pytest.mark.slurm, pytest.mark.train]
 
 SOURCE = Path(__file__).parents[2]
-TRAINING = ("model=tiny", "model.num_layers=1", "training.warmup_steps=1", "training.log_interval=1")
-BEFORE_START = "        rank = start_rank(paths, started_at_s)\n"
+TRAINING = (
+    *("model=tiny", "parallelism=zero3", "model.num_layers=1"),
+    *("training.warmup_steps=1", "training.log_interval=1"),
+)
+BEFORE_START = "        rank = start_rank(paths, started_at_s, guard.remove_at_end)\n"
 WITH_DEAF_CHILD = """
         import subprocess, sys
         deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"

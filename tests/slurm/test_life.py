@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slurm
 
 T = TypeVar("T")
 TRAINS = (
-    "training=pretrain",
+    *("training=pretrain", "parallelism=zero3"),
     *("model.num_layers=1", "training.micro_batch_size=1", "training.warmup_steps=1", "training.log_interval=1"),
     *("hardware.gpus_per_node=1", "training.checkpoint_interval=5"),
 )

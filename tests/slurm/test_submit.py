@@ -26,6 +26,7 @@ T = TypeVar("T")
 SOURCE = Path(__file__).parents[2]
 SHORT = (
     "model=tiny",
+    "parallelism=zero3",
     "model.num_layers=2",
     "training.num_steps=20",
     "training.warmup_steps=2",

@@ -106,6 +106,18 @@ def values(record: StepRecord) -> tuple[int, float | None, float | None, bool, f
     return record.step, record.loss, record.grad_norm, record.skipped, record.loss_scale
 
 
+def test_a_run_whose_only_steps_overflow_at_a_fixed_scale_is_not_completed(tmp_path: Path) -> None:
+    config = make_config(num_ranks=1, zero_stage=2, precision="fp16", loss_scale=2.0**24, num_steps=2)
+    run = make_run(tmp_path, config)
+    with start_ranks(run, num_ranks=1) as ranks:
+        assert ranks.wait() == [EXIT_CODES["non_finite_loss"]], ranks.logs()
+    assert "gradients overflowed fp16 in all 2 steps, and no weight was updated; nearest: " in failure_of(run).message
+    assert [(record.step, record.skipped, record.grad_norm) for record in step_records(run)] == [
+        (1, True, None),
+        (2, True, None),
+    ]
+
+
 def test_an_overflow_at_the_smallest_scale_ends_the_run_with_its_steps_recorded(tmp_path: Path) -> None:
     config = make_config(num_ranks=1, zero_stage=1, precision="fp16", **HIGH, min_loss_scale=2**19, log_interval=100)
     run = make_run(tmp_path, config)

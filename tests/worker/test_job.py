@@ -124,6 +124,15 @@ def test_a_rank_that_does_not_know_itself_ends_the_start(tmp_path: Path) -> None
     assert failure.message.startswith("SUBMITIT_LOCAL_GLOBALID: missing in this task's environment")
 
 
+def test_refused_ranks_leave_nothing_on_their_node(tmp_path: Path) -> None:
+    run = make_run(tmp_path, make_config(env={"MASTER_ADDR": "n" * 64}))
+    with start_ranks(run) as ranks:
+        assert ranks.wait() == [ENVIRONMENT, ENVIRONMENT], ranks.logs()
+        assert "compiled code is kept in " in ranks.log(0)
+        assert list(Path(ranks.scratch).iterdir()) == []
+    assert "cannot resolve it" in failure_of(run).message
+
+
 def test_what_is_no_run_folder(tmp_path: Path) -> None:
     run = make_run(tmp_path, make_config())
     run.plan.unlink()

@@ -61,7 +61,28 @@ def test_a_fixed_scale_skips_single_steps_and_ends_with_the_fifth_in_a_row() -> 
     with pytest.raises(
         LossScaleError, match=r"training\.loss_scale=64: .* in 5 steps in a row; .*loss_scale=4, or null"
     ):
-        scales(rule, *[BAD] * 5)
+        scales(rule, GOOD, *[BAD] * 5)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "told"),
+    [(1, "the only step; nearest"), (3, "all 3 steps, and no weight was updated; nearest: training.loss_scale=4,")],
+    ids=["one step", "three steps"],
+)
+def test_a_short_run_at_a_fixed_scale_without_one_good_step_is_no_success(num_steps: int, told: str) -> None:
+    scale = LossScale(ScaleRule(first=64.0))
+    for _ in range(num_steps - 1):
+        scale.end_step(BAD)
+    with pytest.raises(LossScaleError, match=f"gradients overflowed fp16 in {told}"):
+        scale.end_step(BAD, is_last=True)
+
+
+def test_one_good_step_is_enough_and_a_dynamic_scale_may_still_be_coming_down() -> None:
+    scale = LossScale(ScaleRule(first=64.0))
+    for overflow in (GOOD, BAD):
+        scale.end_step(overflow)
+    scale.end_step(BAD, is_last=True)
+    LossScale(ScaleRule(first=64.0, is_dynamic=True)).end_step(BAD, is_last=True)
 
 
 def test_the_rule_is_that_of_the_plan() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -179,6 +180,31 @@ def test_a_token_beyond_the_vocabulary_is_named_when_it_comes(token: int, dtype:
         DataError, match=rf"model.vocab_size=260: data.path=x has token {token} at place {1014 + place:,}; "
     ):
         training.read(np.arange(5))
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 100 * WIDTH], ids="{} bytes left".format)
+def test_a_file_that_is_cut_while_the_run_reads_it_is_told(num_bytes: int, counting: Path, tmp_path: Path) -> None:
+    """The kernel would end the rank by SIGBUS."""
+    other = write_tokens(tmp_path / "other", np.arange(50 * WIDTH))
+    blend = load(blend={str(counting): 1.0, str(other): 1.0}, validation_fraction=0.1)
+    assert blend.validation is not None
+    blend.training.read(np.arange(8))
+    whole = counting.with_suffix(".bin").stat().st_size
+    os.truncate(counting.with_suffix(".bin"), num_bytes)
+    for sequences in (blend.training, blend.validation):
+        with pytest.raises(
+            DataError, match=rf"counting.*: its \.bin has {num_bytes:,} bytes now, and had {whole:,} when the run"
+        ):
+            sequences.read(np.arange(8))
+
+
+def test_a_file_that_another_takes_the_place_of_is_read_on(counting: Path) -> None:
+    training = load(path=str(counting)).training
+    before = training.read(np.arange(8))
+    path = counting.with_suffix(".bin")
+    path.with_suffix(".new").write_bytes(b"")
+    path.with_suffix(".new").rename(path)
+    assert (training.read(np.arange(8))[0] == before[0]).all()
 
 
 def test_micro_batches_come_in_order_from_a_thread_that_ends(counting: Path) -> None:

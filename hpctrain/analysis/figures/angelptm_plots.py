@@ -32,19 +32,19 @@ def plot_angelptm(published: pd.DataFrame, runs: pd.DataFrame, host_memory_gib: 
     Args:
         published: of ``load_published``.
         runs: frame ``runs``.
-        host_memory_gib: memory of a node, which AngelPTM does not state; None: no largest model is predicted.
+        host_memory_gib: memory of a node; None: no largest model is predicted.
     """
     points = angelptm_points(published, runs, host_memory_gib)
     count = int(own_runs(runs)["valid"].sum())
     measured = f"{count} of our runs on {HARDWARE}" if count else f"no run of ours on {HARDWARE}"
-    assumed = "its size not stated" if host_memory_gib is None else f"{host_memory_gib:,.0f} GiB a node"
+    assumed = "no memory stated for" if host_memory_gib is None else f"{host_memory_gib:,.0f} GiB of"
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_IN, 5.0), layout="constrained")
         set_title(
             figure,
             "AngelPTM: published gains over the community version of DeepSpeed",
             f"GPT on nodes of 8 A100-40GB with 100 Gb/s between them; {measured}",
-            f"predicted for ZeRO-3, {ASSUMED_SEQ_LEN:,} tokens a sequence, all states on the host ({assumed})",
+            f"predicted: sizes with {assumed} a host; speeds with {ASSUMED_SEQ_LEN:,} tokens, states on the host",
             "ratios of sizes and speeds, no FLOP count enters",
         )
         axes = figure.subplots(2, 2, height_ratios=[1.25, 1])

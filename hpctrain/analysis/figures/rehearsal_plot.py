@@ -90,7 +90,7 @@ def plot_rehearsal(rehearsal: Rehearsal) -> Figure:
             return figure
         for (course, bars), tier in zip(grid, tiers, strict=True):
             limits = _limits(rehearsal, tier)
-            unit = _unit(_highest(rehearsal, tier, limits))
+            unit = byte_unit(_highest(rehearsal, tier, limits))
             _draw_bars(bars, rehearsal, tier, unit, limits)
             _draw_course(course, rehearsal, tier, unit)
             if rehearsal.way == "whole":
@@ -145,10 +145,10 @@ def _highest(rehearsal: Rehearsal, tier: Tier, limits: Limits) -> int:
     return max([*(row.peak_bytes for row in rehearsal.rows(tier)), limits.predicted or 0, limits.margin])
 
 
-def _unit(largest_bytes: int) -> Unit:
+def byte_unit(largest_bytes: int) -> Unit:
     """GiB, or a smaller unit of which the largest value has at least one.
 
-    >>> _unit(3 * GIB).name, _unit(GIB - 1).name, _unit(10).name
+    >>> byte_unit(3 * GIB).name, byte_unit(GIB - 1).name, byte_unit(10).name
     ('GiB', 'MiB', 'KiB')
     """
     units = (Unit(GIB, "GiB"), Unit(MIB, "MiB"))
@@ -156,7 +156,7 @@ def _unit(largest_bytes: int) -> Unit:
 
 
 def _size(num_bytes: int) -> str:
-    unit = _unit(num_bytes)
+    unit = byte_unit(num_bytes)
     return f"{num_bytes / unit.num_bytes:.3g} {unit.name}"
 
 

@@ -118,7 +118,7 @@ def render_html(
         _throughput_part(runs, published, draw),
         *([_pictures_part(runs, pictures)] if pictures else []),
         *([_telemetry_part(frames)] if draw and len(frames.samples) else []),
-        _plan_part(runs, draw),
+        _plan_part(frames, draw),
         _environment_part(environments, len(runs)),
         *([_attempts_part(frames, draw)] if len(frames.attempts) else []),
         _problems_part(frames, environments),
@@ -242,7 +242,8 @@ def _pictures_part(runs: pd.DataFrame, pictures: Sequence[RunPicture]) -> Part:
     return Part("pictures", "Loss and step time", texts, run_pictures=tuple(pictures))
 
 
-def _plan_part(runs: pd.DataFrame, draw: bool) -> Part:
+def _plan_part(frames: Frames, draw: bool) -> Part:
+    runs = frames.runs
     predicted = predicted_runs(runs)
     texts = []
     for column, what in (("prediction_error", "step time"), ("memory_error", "memory of one rank")):
@@ -256,10 +257,16 @@ def _plan_part(runs: pd.DataFrame, draw: bool) -> Part:
             )
         else:
             texts.append(f"Predicted {what}: no valid run with both a prediction and a measurement.")
-    tables = (prediction_table(runs),) if len(predicted) else ()
-    return Part(
-        "plan", "Plan against measurement", tuple(texts), tables, tuple(agreement_pictures(runs)) if draw else ()
-    )
+    inside = predicted.loc[predicted["valid"].astype(bool), "in_predicted_range"].dropna()
+    if len(inside):
+        texts.append(f"Measured step time in the predicted range: {int(inside.sum())} of {len(inside)} valid run(s).")
+    peaks = frames.samples.groupby("folder")["ranks_rss_bytes"].max().dropna()
+    host_peaks = {str(folder): int(peak) for folder, peak in peaks.items()}
+    tables = (prediction_table(runs, host_peaks),) if len(predicted) else ()
+    gaps = runs.loc[runs["prediction_gap"].notna(), ["run", "prediction_gap"]]
+    lists = (("No predicted step time", tuple(f"{run}: {gap}" for run, gap in gaps.itertuples(index=False))),)
+    pictures = tuple(agreement_pictures(runs)) if draw else ()
+    return Part("plan", "Plan against measurement", tuple(texts), tables, pictures, lists=lists)
 
 
 def _telemetry_part(frames: Frames) -> Part:

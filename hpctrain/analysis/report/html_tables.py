@@ -146,29 +146,49 @@ def _bar(value: Any, column: RunColumn) -> Cell:
     return plain if plain.number is None else Cell(plain.text, plain.number, share=min(1.0, plain.number / 100))
 
 
-def prediction_table(runs: pd.DataFrame) -> Table:
-    """Runs for which the plan predicted what was measured: step time and memory, error = predicted / measured - 1."""
-    seconds, size = RunColumn("", "", "number"), RunColumn("", "", "bytes")
+def prediction_table(runs: pd.DataFrame, host_peaks: Mapping[str, int]) -> Table:
+    """Runs for which the plan predicted what was measured: step time and memory, error = predicted / measured - 1.
+
+    Args:
+        runs: frame ``runs``.
+        host_peaks: bytes that the ranks of the fullest node held together, by folder, where telemetry tells it.
+    """
+    seconds, size, flag = RunColumn("", "", "number"), RunColumn("", "", "bytes"), RunColumn("", "", "flag")
     rows = []
     for run in predicted_runs(runs).to_dict("records"):
+        low, high = run["predicted_step_time_low_s"], run["predicted_step_time_high_s"]
+        is_inside = cell(run["in_predicted_range"], flag)
         rows.append(
             Row(
                 (
                     Cell(str(run["run"])),
                     cell(run["predicted_step_time_s"], seconds),
+                    Cell(MISSING if pd.isna(low) or pd.isna(high) else f"{low:.4g} to {high:.4g}"),
                     cell(run["step_time_s"], seconds),
+                    cell(_ratio(run["step_time_s"], run["predicted_step_time_s"]), seconds),
                     _error(run["prediction_error"]),
+                    Cell(is_inside.text, tone={"yes": "good", "no": "bad"}.get(is_inside.text, "quiet")),
                     cell(run["predicted_memory_bytes"], size),
                     cell(run["peak_memory_bytes"], size),
                     _error(run["memory_error"]),
+                    cell(run["predicted_host_bytes"], size),
+                    cell(host_peaks.get(str(run["folder"])), size),
+                    cell(run["calibration"], RunColumn("", "")),
                 ),
                 run["valid"] is True,
             )
         )
     headers = (
         Header("Run"),
-        *(Header(text, True) for text in ("Step time, plan (s)", "measured (s)", "error (%)")),
-        *(Header(text, True) for text in ("Memory, plan (GiB)", "measured (GiB, rank 0)", "error (%)")),
+        Header("Step time, plan (s)", True),
+        Header("its range (s)"),
+        *(Header(text, True) for text in ("measured (s)", "measured / plan", "error (%)")),
+        Header("in the range"),
+        Header("Memory, plan (GiB)", True, "of one rank: its GPU allocator, on the CPU its resident size"),
+        *(Header(text, True) for text in ("measured (GiB, rank 0)", "error (%)")),
+        Header("Host memory, plan (GiB)", True, "of all ranks of a node"),
+        Header("measured (GiB, a node's ranks)", True, "resident sizes together: pages that ranks share count in each"),
+        Header("Calibration of the plan", meaning="factors in its step time, and the runs they are from"),
     )
     return Table("plan-table", "error = predicted / measured - 1", headers, tuple(rows))
 
@@ -176,6 +196,10 @@ def prediction_table(runs: pd.DataFrame) -> Table:
 def predicted_runs(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs with a predicted and a measured value of step time or memory."""
     return runs[runs["prediction_error"].notna() | runs["memory_error"].notna()]
+
+
+def _ratio(measured: Any, predicted: Any) -> float | None:
+    return None if pd.isna(measured) or pd.isna(predicted) else float(measured) / float(predicted)
 
 
 def _error(value: Any) -> Cell:

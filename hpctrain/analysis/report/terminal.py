@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from hpctrain.analysis.figures.figure_bytes import figure_bytes
 from hpctrain.analysis.figures.run_plot import plot_run
 from hpctrain.analysis.frames import Frames, read_run
+from hpctrain.analysis.report.prediction_text import predicted_memory_text, predicted_step_text, predictions_table
 from hpctrain.analysis.report.run_names import distinct_runs
 from hpctrain.analysis.report.runs_text import runs_table
 from hpctrain.analysis.run_row import FLOP_CONVENTIONS, OWN_SOURCE, RunSummary, counted_ranks, rank_word
@@ -37,6 +38,7 @@ def summary_table(summary: RunSummary) -> list[tuple[str, str]]:
         ("final loss", "none recorded" if summary.final_loss is None else f"{summary.final_loss:.4f} nats per token"),
         *_validation(summary),
         ("median step time", _step_time(summary)),
+        ("predicted step time", predicted_step_text(summary)),
         *_parts(summary),
         ("throughput", _throughput(summary, word)),
         ("by the wall clock", _wall_clock(summary)),
@@ -45,6 +47,8 @@ def summary_table(summary: RunSummary) -> list[tuple[str, str]]:
         text = _not_measured(summary) if rate is None else f"{rate:.4g} ({FLOP_CONVENTIONS[name]})"
         table.append((f"TFLOP/s per {word}, {name}", text))
     table += [("MFU, HFU", _utilisation(summary)), ("peak memory", _memory(summary))]
+    if summary.forced is not None:
+        table.append(("submitted with --force", summary.forced))
     if summary.gpu_hours is not None:
         table.append(("cost", f"{summary.gpu_hours:.4g} {word}-hours in {summary.num_attempts} attempt(s)"))
     if not summary.valid:
@@ -142,7 +146,7 @@ def render_text(frames: Frames) -> str:
     parts = []
     if len(frames.runs):
         runs = distinct_runs(frames.runs)
-        parts.append(runs_table(runs))
+        parts += [runs_table(runs), predictions_table(runs)]
         scalings = [scaling_efficiency(runs, kind) for kind in KIND_KEYS]
         parts += _scaling_parts(scalings)
         if scalings[0].contradictions:
@@ -193,16 +197,12 @@ def _state(summary: RunSummary) -> str:
 
 
 def _step_time(summary: RunSummary) -> str:
-    predicted = ""
-    if summary.predicted_step_time_s is not None:
-        error = "" if summary.prediction_error is None else f", {100 * summary.prediction_error:+.1f} %"
-        predicted = f"; the plan predicted {summary.predicted_step_time_s:.4g} s{error}"
     if summary.step_time_s is None:
-        return f"not measured: no steady step{predicted}"
+        return "not measured: no steady step"
     interval = "too few steady steps for a 95 % interval"
     if summary.step_time_low_s is not None:
         interval = f"95 % interval {summary.step_time_low_s:.4g} to {summary.step_time_high_s:.4g} s"
-    return f"{summary.step_time_s:.4g} s ({interval}; {summary.num_steady_steps} steady step(s)){predicted}"
+    return f"{summary.step_time_s:.4g} s ({interval}; {summary.num_steady_steps} steady step(s))"
 
 
 def _validation(summary: RunSummary) -> list[tuple[str, str]]:
@@ -256,10 +256,8 @@ def _utilisation(summary: RunSummary) -> str:
 
 
 def _memory(summary: RunSummary) -> str:
-    predicted = (
-        "" if summary.predicted_memory_bytes is None else f"; the plan predicted {gib(summary.predicted_memory_bytes)}"
-    )
+    predicted = predicted_memory_text(summary)
     if summary.peak_memory_bytes is None:
-        return f"not measured{predicted}"
+        return "; ".join(filter(None, ("not measured", predicted)))
     measure = "resident size of rank 0's process" if summary.device == "cpu" else "rank 0's GPU allocator"
-    return f"{gib(summary.peak_memory_bytes)} ({measure}){predicted}"
+    return "; ".join(filter(None, (f"{gib(summary.peak_memory_bytes)} ({measure})", predicted)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpctrain.errors import RecordError
+from hpctrain.errors import FORCED_KINDS, RecordError
 from hpctrain.plan.batch_ramp import RampStage, samples_before, stage_of
 from hpctrain.plan.flops import tflops_per_gpu
 from hpctrain.record.files import open_regular, read_json, read_record
@@ -46,6 +46,8 @@ class PlanNumbers:
     predicted_step_time_s: float | None
     ramp: tuple[RampStage, ...] = ()
     """Of the batch; empty: every step has the full one."""
+    forced: tuple[str, ...] = ()
+    """Keys of the problems that --force let pass when it was submitted."""
 
     def steps_left(self, step: int) -> float:
         """Work behind ``step``, in steps like it: of a batch ramp by sequences, of which later steps have more."""
@@ -139,6 +141,7 @@ def read_plan_numbers(path: Path) -> PlanNumbers:
             _positive(raw["flops_per_step"]["model_flops"]),
             None if prediction is None else _positive(prediction["step_time_s"]),
             tuple(RampStage(*map(_whole, stage.values())) for stage in raw["batch"].get("ramp", ())),
+            _forced_keys(raw.get("problems", ())),
         )
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror}") from error
@@ -147,6 +150,11 @@ def read_plan_numbers(path: Path) -> PlanNumbers:
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{path}: {error}") from error
     return numbers
+
+
+def _forced_keys(problems: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Those of the kinds that --force lets pass; see ``RunPlan.blocking_problems``."""
+    return tuple(dict.fromkeys(str(each["key"]) for each in problems if each.get("kind") in FORCED_KINDS))
 
 
 def _count(value: Any) -> int:

@@ -73,6 +73,8 @@ class RunStatus:
     """Of a sweep's point the overrides that not all points share; empty: it is none."""
     validation_loss: float | None = None
     """Of the last validation on held-out data."""
+    forced: tuple[str, ...] = ()
+    """Keys of the plan's problems that --force let pass."""
 
 
 def collect_status(runs: Sequence[RunPaths]) -> list[RunStatus]:
@@ -150,7 +152,7 @@ class StatusBoard:
             sweep=str(glance.run.root.parent) if labels is not None else "",
             job_id=verdict.job_id or (submission.job_id if submission is not None else ""),
             state=verdict.state,
-            detail=verdict.detail,
+            detail="; ".join(filter(None, (verdict.detail, _forced_text(plan.forced)))),
             is_over=verdict.is_over,
             end_reason=verdict.end_reason,
             exit_code=verdict.exit_code,
@@ -179,6 +181,7 @@ class StatusBoard:
             stale_since_s=stale_since_s,
             point=(labels or {}).get(glance.run.root.name, ""),
             validation_loss=glance.validation_loss,
+            forced=plan.forced,
         )
 
     def _judged(self, glance: RunGlance, now_s: float) -> tuple[Verdict, float | None, float | None]:
@@ -204,6 +207,10 @@ class StatusBoard:
         if parent not in self._sweeps:
             self._sweeps[parent] = labels_in(parent) if (parent / SWEEP_MANIFEST).is_file() else None
         return self._sweeps[parent]
+
+
+def _forced_text(keys: Sequence[str]) -> str:
+    return f"submitted with --force past {', '.join(keys)}" if keys else ""
 
 
 def _submission_mark(root: Path) -> int:

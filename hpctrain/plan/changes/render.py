@@ -10,7 +10,7 @@ from hpctrain.plan.changes.cheapest import Change, Changes, cheapest_changes, is
 from hpctrain.plan.memory import ASK_THE_PLAN
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.plan.site_limits import Site
-from hpctrain.units import gib
+from hpctrain.units import counted, gib
 
 _FORCE = "--force submits all the same"
 _AFTER_THE_OTHERS = "what makes it fit is named once no other rule is broken"
@@ -56,9 +56,10 @@ def refusal(config: Config, plan: RunPlan, force: bool = False, site: Site | Non
 def render_changes(found: Changes) -> str:
     """The changes, the cheapest first; or that none was found."""
     if not found.changes:
+        looks = counted(found.num_looks, "estimate")
         return (
-            f"changes: none of those that were looked at makes it fit, alone or with others ({found.num_looks} estimates); a"
-            " smaller model or another hardware remains"
+            f"changes: none of those that were looked at makes it fit, alone or with others ({looks}); a smaller model or"
+            " another hardware remains"
         )
     speed = "speed against this plan as it stands, predicted"
     by = (

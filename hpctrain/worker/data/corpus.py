@@ -83,7 +83,7 @@ def _sources(data: DataConfig, vocab_size: int, seq_len: int, seed: int) -> tupl
         mapped = mapped_corpora(data, vocab_size, seq_len)
         found = [_Source(part, mapped_digest(corpus, part.tokens), corpus.is_validation) for corpus, part in mapped]
         for _, part in mapped:
-            expect_random_reads(part.tokens)
+            expect_random_reads(part)
         return found, tuple(note(corpus, vocab_size) for corpus, _ in mapped)
     if data.kind == "synthetic":
         parts = [synthetic_corpus(vocab_size, seq_len, seed)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +28,16 @@ class Part:
     """Share of it in a blend, over the sum of all."""
     first_token: int = 0
     """Where the stretch begins in the corpus."""
+    mapping: mmap.mmap | None = None
+    """Of the whole file; None: the tokens are in memory."""
+
+    def check_file(self) -> None:
+        """Raises DataError where the mapped file has been cut since: the kernel ends a process that reads behind its end."""
+        if self.mapping is not None and (num_bytes := self.mapping.size()) < len(self.mapping):
+            raise DataError(
+                f"{self.description}: its .bin has {num_bytes:,} bytes now, and had {len(self.mapping):,} when the run began;"
+                " put the whole file back, and resume the run"
+            )
 
 
 @dataclass(frozen=True)
@@ -87,8 +98,10 @@ class Sequences:
         """``read`` of what ``locate`` has found, into ``ids`` and ``labels``.
 
         Raises:
-            DataError: as ``read``.
+            DataError: as ``read``; or a file that has become shorter.
         """
+        for number in set(parts.tolist()):
+            self.parts[number].check_file()
         width = self.seq_len + 1
         for row, (part, window) in enumerate(zip(parts.tolist(), windows.tolist(), strict=True)):
             tokens, start = self.parts[part].tokens, window * width

@@ -60,16 +60,25 @@ class Split:
 
     def own_piece(self, whole: Tensor) -> Tensor:
         """This rank's piece of the whole parameter."""
-        if self.ranks.size == 1:
-            return whole
-        parts = torch.split(whole, list(self.parts), dim=self.dim)
-        return torch.cat([part.chunk(self.ranks.size, dim=self.dim)[self.ranks.rank] for part in parts], dim=self.dim)
+        return piece_of(whole, self.dim, self.parts, self.ranks.rank, self.ranks.size)
 
     def marked(self, parameter: nn.Parameter) -> nn.Parameter:
         """The parameter, with the mark by which DeepSpeed counts all its pieces in the norm, and a replica only once."""
         if self.ranks.size > 1:
             parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
         return parameter
+
+
+def piece_of(whole: Tensor, dim: int, parts: Sequence[int], rank: int, size: int) -> Tensor:
+    """A tensor-parallel rank's piece of a parameter that is cut along ``dim``, each of its parts evenly.
+
+    >>> piece_of(torch.arange(8), 0, [4, 2, 2], rank=1, size=2)
+    tensor([2, 3, 5, 7])
+    """
+    if size == 1:
+        return whole
+    cut = torch.split(whole, list(parts), dim=dim)
+    return torch.cat([part.chunk(size, dim=dim)[rank] for part in cut], dim=dim)
 
 
 def normal_parameter(rows: int, columns: int, std: float, seed: ParameterSeed, split: Split | None) -> nn.Parameter:

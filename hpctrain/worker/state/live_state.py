@@ -24,6 +24,7 @@ from hpctrain.worker.partial_offload import join_optimizers
 from hpctrain.worker.plain_optimizer import PlainOptimizer
 from hpctrain.worker.state.saved_state import SavedState
 from hpctrain.worker.state.source import MOMENTS, StateKind, StateSource, TensorPlace
+from hpctrain.worker.state.zero_keys import LOSS_SCALER, zero_keys
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,7 @@ class _ZeroState:
     def read(self, source: StateSource, adam_step: int | None, extra: dict[str, Any]) -> RankState:
         """See ``LiveState``; what belongs on NVMe is read when it is filled in, a sub-group at a time."""
         state = self._optimizer.state_dict() | extra
-        # Source: DeepSpeed 0.19.8, checkpoint/constants.py.
-        weights = "fp32_flat_groups" if self._stage == 3 else "single_partition_of_fp32_groups"
-        inner = "optimizer_state_dict" if self._stage == 3 else "base_optimizer_state"
+        weights, inner = zero_keys(self._stage)
         self._swapped = _SwappedGroups(self._parts, self._cuts, self._rank, source, swapped_files(self._optimizer))
         here = [number for number in range(len(self._cuts)) if number not in self._swapped.numbers]
         state[weights] = [
@@ -209,7 +208,7 @@ class _PlainState:
     def fill(self, read: RankState) -> None:
         """See ``LiveState``."""
         self._optimizer.load_masters(read.optimizer["masters"])
-        self._optimizer.loss_scaler = read.optimizer["loss_scaler"]
+        self._optimizer.loss_scaler = read.optimizer[LOSS_SCALER]
         if read.has_moments:
             self._optimizer.optimizer.load_state_dict(read.optimizer["optimizer"])
 

@@ -14,6 +14,7 @@ from hpctrain.plan.layout import Layout, RankPlace
 from hpctrain.record.schema import CheckpointFile, CheckpointRecord
 from hpctrain.worker.checkpoint_files import SWAPPED, wait_for_sizes
 from hpctrain.worker.state.source import StateKind
+from hpctrain.worker.state.zero_keys import LOSS_SCALER, SAVED, zero_keys
 
 Groups = list[dict[str, tuple[int, ...]]]
 """Shapes by a parameter's name in its pipeline stage, group by group, in the order of the flat tensors."""
@@ -77,10 +78,7 @@ class ZeroForm:
 
     def __init__(self, files: CheckpointFiles, layout: Layout) -> None:
         self._files, self._layout = files, layout
-        is_stage_3 = files.record.zero_stage == 3
-        # Source: DeepSpeed 0.19.8, checkpoint/constants.py.
-        self._weights = "fp32_flat_groups" if is_stage_3 else "single_partition_of_fp32_groups"
-        self._inner = "optimizer_state_dict" if is_stage_3 else "base_optimizer_state"
+        self._keys = zero_keys(files.record.zero_stage)
 
     def groups(self, stage: int, tensor_rank: int, shapes: Mapping[str, tuple[int, ...]]) -> Groups:
         """See ``SavedForm``."""
@@ -97,22 +95,22 @@ class ZeroForm:
             on_nvme: Tensor | None = swapped.get(kind)
             return on_nvme
         if kind == "fp32":
-            weights: Tensor = self._optimizer(rank)[self._weights][group]
+            weights: Tensor = self._optimizer(rank)[self._keys.weights][group]
             return weights.detach()
         found: Tensor | None = self.moments(rank).get(group, {}).get(kind)
         return found
 
     def moments(self, rank: int) -> dict[int, Any]:
         """See ``SavedForm``."""
-        state: dict[int, Any] = self._optimizer(rank)[self._inner]["state"]
+        state: dict[int, Any] = self._optimizer(rank)[self._keys.inner]["state"]
         return state
 
     def loss_scaler(self) -> Any:
         """See ``SavedForm``."""
-        return self._optimizer(0)["loss_scaler"]
+        return self._optimizer(0)[LOSS_SCALER]
 
     def _optimizer(self, rank: int) -> Any:
-        return self._files.of_rank(rank, "_optim_states.pt")["optimizer_state_dict"]
+        return self._files.of_rank(rank, "_optim_states.pt")[SAVED]
 
 
 class PlainForm:
@@ -148,7 +146,7 @@ class PlainForm:
 
     def loss_scaler(self) -> Any:
         """See ``SavedForm``."""
-        return self._saved(0)["optimizer"]["loss_scaler"]
+        return self._saved(0)["optimizer"][LOSS_SCALER]
 
     def _saved(self, rank: int) -> Any:
         return self._files.of_rank(rank, "_model_states.pt")

@@ -19,6 +19,7 @@ from hpctrain.plan.state_cut import StateCut
 from hpctrain.record.schema import CheckpointRecord
 from hpctrain.worker.state.saved_forms import CheckpointFiles, PlainForm, SavedForm, ZeroForm
 from hpctrain.worker.state.source import StateKind, TensorPlace, joined_pieces, own_piece
+from hpctrain.worker.state.zero_keys import LOSS_SCALER
 
 
 class SavedState:
@@ -109,7 +110,7 @@ class SavedState:
     @property
     def scaling(self) -> dict[str, Any]:
         """The loss scaler of fp16 by its key in the optimizer's dict; of other types nothing."""
-        return {"loss_scaler": self._form.loss_scaler()} if self.record.precision == "fp16" else {}
+        return {LOSS_SCALER: self._form.loss_scaler()} if self.record.precision == "fp16" else {}
 
     def _saved_piece(
         self, kind: StateKind, parameter: Parameter, tensor_rank: int, start: int, stop: int

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hpctrain.plan.parameters import Parameter
+from hpctrain.worker.model.layers import piece_of
 
 StateKind = Literal["fp32", "exp_avg", "exp_avg_sq"]
 """Master weight, and Adam's two moments by torch's names."""
@@ -32,11 +33,10 @@ class StateSource(Protocol):
 
 
 def own_piece(whole: Tensor, parameter: Parameter, place: TensorPlace) -> Tensor:
-    """A tensor-parallel rank's piece of the whole parameter, as ``worker.model.layers.Split`` cuts it."""
-    if parameter.split_dim is None or place.size == 1:
+    """A tensor-parallel rank's piece of the whole parameter."""
+    if parameter.split_dim is None:
         return whole
-    parts = torch.split(whole, list(parameter.parts), dim=parameter.split_dim)
-    return torch.cat([part.chunk(place.size, parameter.split_dim)[place.rank] for part in parts], parameter.split_dim)
+    return piece_of(whole, parameter.split_dim, parameter.parts, place.rank, place.size)
 
 
 def joined_pieces(pieces: list[Tensor], parameter: Parameter) -> Tensor:

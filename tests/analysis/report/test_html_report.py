@@ -7,8 +7,7 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import asdict, dataclass, field, replace
-from html.parser import HTMLParser
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pandas as pd
@@ -28,76 +27,12 @@ from hpctrain.analysis.scaling import scaling_efficiency
 from hpctrain.config.schema import ModelConfig
 from hpctrain.record.paths import RunPaths
 from tests.analysis.make_runs import CPU_NODE, Attempt, make_run, toy_config
+from tests.analysis.report.page_reader import Node, read_page, table_rows, written_page
 from tests.analysis.report.report_runs import HOSTILE_NAME, make_sweep, write_code
 
 GPT_175B = ModelConfig(
     "gpt175", "gpt", num_layers=96, hidden_size=12288, num_heads=96, vocab_size=50304, max_seq_len=512
 )
-
-
-@dataclass
-class Node:
-    """One element of a page that was read back."""
-
-    tag: str
-    attributes: dict[str, str | None]
-    children: list[Node] = field(default_factory=list)
-    text: str = ""
-
-    def all(self, tag: str) -> list[Node]:
-        found = [self] if self.tag == tag else []
-        return found + [node for child in self.children for node in child.all(tag)]
-
-    def words(self) -> str:
-        return " ".join(part for part in (self.text.strip(), *(child.words() for child in self.children)) if part)
-
-    def by_id(self, name: str) -> Node:
-        return next(node for node in self.everything() if node.attributes.get("id") == name)
-
-    def everything(self) -> list[Node]:
-        return [self, *(node for child in self.children for node in child.everything())]
-
-
-class PageReader(HTMLParser):
-    """Reads a page as a browser would and refuses elements that are not closed."""
-
-    VOID = ("meta", "input", "img")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.root = Node("root", {})
-        self.open = [self.root]
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        node = Node(tag, dict(attrs))
-        self.open[-1].children.append(node)
-        if tag not in self.VOID:
-            self.open.append(node)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open[-1].tag == tag, f"</{tag}> closes <{self.open[-1].tag}>"
-        self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        self.open[-1].text += data
-
-
-def read_page(text: str) -> Node:
-    reader = PageReader()
-    reader.feed(text)
-    reader.close()
-    assert reader.open == [reader.root]
-    return reader.root
-
-
-def table_rows(page: Node, name: str) -> list[dict[str, str]]:
-    """Rows of a table as header and text."""
-    [table] = page.by_id(name).all("table")
-    [head] = table.all("thead")
-    [body] = table.all("tbody")
-    headers = [cell.words() for cell in head.all("th")]
-    rows = [[cell.words() for cell in row.children] for row in body.all("tr")]
-    return [dict(zip(headers, row, strict=True)) for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -253,15 +188,25 @@ def test_the_colour_of_a_state_is_told(page: Node) -> None:
 def test_plan_and_measurement_stand_side_by_side(sweep: Frames) -> None:
     predicted = sweep.runs["step_time_s"] * 0.9
     error = predicted / sweep.runs["step_time_s"] - 1
-    runs = sweep.runs.assign(predicted_step_time_s=predicted, prediction_error=error)
+    inside = sweep.runs["run"] != "toy-8n"
+    runs = sweep.runs.assign(
+        predicted_step_time_s=predicted,
+        predicted_step_time_low_s=0.8 * predicted,
+        predicted_step_time_high_s=1.2 * predicted,
+        prediction_error=error,
+        in_predicted_range=inside.where(error.notna()).astype("boolean"),
+    )
     frames = Frames(runs, sweep.steps, sweep.attempts, sweep.samples)
     missing = PublishedResults(problem="x: no published results")
     page = read_page(render_html(frames, published=missing, max_pictures=0))
     assert "Published results were not read: x: no published results." in page.by_id("throughput").words()
     row = next(row for row in table_rows(page, "plan-table") if row["Run"] == "toy-8n")
     assert (row["Step time, plan (s)"], row["measured (s)"]) == ("0.5625", "0.625")
+    assert (row["its range (s)"], row["measured / plan"], row["in the range"]) == ("0.45 to 0.675", "1.111", "no")
     errors = [cell.words() for cell in page.by_id("plan-table").all("tbody")[0].all("tr")[0].children]
-    assert errors[3] == "-10.0"
+    assert errors[5] == "-10.0"
+    assert "Measured step time in the predicted range: 4 of 5 valid run(s)." in page.by_id("plan").words()
+    assert "toy-8n: hardware=test_gpu does not state hardware.achievable_tflops.bf16" in page.by_id("plan").words()
     assert (
         "Predicted step time: absolute error 10.0 % in the median, 10.0 % at most; signed error -10.0 % in the median;"
         " over 5 valid run(s)."
@@ -402,12 +347,6 @@ def test_the_throughput_picture_shows_the_fastest_and_says_so(sweep: Frames) -> 
 def change_attempt(run: RunPaths, **fields: object) -> None:
     path = run.attempt(1)
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
-def written_page(runs: Path, pictures: int = 0) -> Node:
-    path = runs.parent / "report.html"
-    write_report(load_frames([runs]), path, max_pictures=pictures)
-    return read_page(path.read_text(encoding="utf-8"))
 
 
 def test_a_running_run_has_no_duration_yet(tmp_path: Path) -> None:

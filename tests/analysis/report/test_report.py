@@ -22,9 +22,18 @@ from tests.analysis.make_runs import CPU_NODE, Attempt, make_run, toy_config
 
 def predicted(run: RunPaths) -> str:
     """The estimate of one rank as the plan's JSON holds it; what it is, is the business of the plan's tests."""
+    return gib(predicted_bytes(run))
+
+
+def predicted_bytes(run: RunPaths) -> float:
     plan = json.loads(run.plan.read_text())
     memory, per_node = plan["memory"], plan["layout"]["gpus_per_node"]
-    return gib(memory["allocator_bytes"] if plan["device"] == "cuda" else memory["host_bytes_per_node"] / per_node)
+    return float(memory["allocator_bytes"] if plan["device"] == "cuda" else memory["host_bytes_per_node"] / per_node)
+
+
+def beside_a_gib(run: RunPaths) -> str:
+    """The same with how far it is off a measured GiB."""
+    return f"{predicted(run)}, {100 * (predicted_bytes(run) / 2**30 - 1):+.1f} % off"
 
 
 def test_summary_of_a_good_run(tmp_path: Path) -> None:
@@ -35,6 +44,11 @@ def test_summary_of_a_good_run(tmp_path: Path) -> None:
         ("model", "toy on 8 GPUs of test_gpu, bf16"),
         ("final loss", "0.4000 nats per token"),
         ("median step time", "0.5 s (95 % interval 0.5 to 0.5 s; 8 steady step(s))"),
+        (
+            "predicted step time",
+            "none: hardware=test_gpu does not state hardware.achievable_tflops.bf16, hardware.gpu_memory_gb_per_s,"
+            " hardware.intra_node_gb_per_s, hardware.inter_node_gb_per_s",
+        ),
         ("parts of a step", "forward 25.0%, backward 50.0%, optimizer 12.5%, waiting for data 10.0%"),
         ("throughput", "2,048 tokens/s, 256 per GPU"),
         # 10 steps of 1,024 tokens; 10 s before the first step, 2 + 1 + 8 x 0.5 s in steps
@@ -46,7 +60,7 @@ def test_summary_of_a_good_run(tmp_path: Path) -> None:
             "0.0002279 (96·B·s·l·h²·(1 + s/6h + V/16lh): full recomputation always counted)",
         ),
         ("MFU, HFU", "17.3%, 17.3% of 0.001 TFLOP/s"),
-        ("peak memory", "1.00 GiB (rank 0's GPU allocator); the plan predicted " + predicted(run)),
+        ("peak memory", "1.00 GiB (rank 0's GPU allocator); the plan predicted " + beside_a_gib(run)),
         ("cost", "0.03778 GPU-hours in 1 attempt(s)"),
     ]
 
@@ -56,7 +70,10 @@ def test_summary_says_why_there_is_no_mfu(tmp_path: Path) -> None:
     table = dict(summary_table(summarise(read_run(run))))
     assert table["MFU, HFU"] == "none: hardware=test_cpu states no peak for fp32"
     assert table["median step time"] == "1 s (too few steady steps for a 95 % interval; 2 steady step(s))"
-    assert table["peak memory"] == "1.00 GiB (resident size of rank 0's process); the plan predicted " + predicted(run)
+    told = "1.00 GiB (resident size of rank 0's process); the plan predicted "
+    assert table["peak memory"] == told + beside_a_gib(run)
+    gap = "hardware=test_cpu has device=cpu: step times are predicted for GPUs"
+    assert table["predicted step time"] == f"none: {gap}"
     assert table["throughput"] == "256 tokens/s, 128 per rank"
 
 
@@ -81,8 +98,19 @@ def test_summary_of_rejected_rates_and_damage(tmp_path: Path) -> None:
 
 
 def test_summary_holds_the_prediction_against_the_measurement(tmp_path: Path) -> None:
-    summary = replace(summarise(read_run(make_run(tmp_path / "run"))), predicted_step_time_s=0.4, prediction_error=-0.2)
-    assert dict(summary_table(summary))["median step time"].endswith("; the plan predicted 0.4 s, -20.0 %")
+    summary = replace(
+        summarise(read_run(make_run(tmp_path / "run"))),
+        predicted_step_time_s=0.4,
+        predicted_step_time_low_s=0.35,
+        predicted_step_time_high_s=0.45,
+        prediction_error=-0.2,
+        in_predicted_range=False,
+        calibration="x 1.08 by 12 runs on here, 2026-11-29, calibration.json",
+    )
+    assert dict(summary_table(summary))["predicted step time"] == (
+        "0.4 s, between 0.35 and 0.45 s; -20.0 % off, the measured one is outside the range;"
+        " calibrated, x 1.08 by 12 runs on here, 2026-11-29, calibration.json"
+    )
 
 
 def test_summary_of_an_unreadable_folder(tmp_path: Path) -> None:
@@ -172,7 +200,19 @@ def test_several_runs_as_one_text(tmp_path: Path) -> None:
     make_run(tmp_path / "small", toy_config(nodes=1))
     make_run(tmp_path / "wide", toy_config(nodes=2), [Attempt([0.625] * 10)])
     make_run(tmp_path / "zfailed", attempts=[Attempt([1] * 3, end={"state": "failed", "end_reason": "killed"})])
-    text = render_text(load_frames([tmp_path, tmp_path / "nosuch"]))
+    frames = load_frames([tmp_path, tmp_path / "nosuch"])
+    plans: dict[str, list[Any]] = {  # what the planner says of the toy is no business of this test
+        "predicted_step_time_s": [0.55, 0.55, None],
+        "predicted_step_time_low_s": [0.4, 0.4, None],
+        "predicted_step_time_high_s": [0.6, 0.6, None],
+        "prediction_error": [0.1, -0.12, None],
+        "in_predicted_range": [True, False, None],
+        "prediction_gap": [None, None, "hardware=test_gpu does not state what is needed"],
+        "calibration": ["x 1.08 by 12 runs on here, 2026-11-29, calibration.json", None, None],
+        "predicted_memory_bytes": [2**30, 1.5 * 2**30, 0.75 * 2**30],
+        "memory_error": [0.0, 0.5, -0.25],
+    }
+    text = render_text(replace(frames, runs=frames.runs.assign(**plans).astype(frames.runs.dtypes)))
     assert text == (Path(__file__).parent / "golden_report.txt").read_text(encoding="utf-8").replace(
         "ROOT", str(tmp_path)
     )
@@ -275,7 +315,7 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> Non
         make_run(tmp_path / place, attempts=[Attempt([0.5] * 3, end={"state": "failed", "end_reason": "killed"})])
     text = render_text(load_frames([tmp_path]))
     rows = [line.split(" !")[0] for line in text.splitlines() if " ! " in line]
-    assert sorted(rows) == ["new/run0", "old/run0", "run1"]
+    assert sorted(rows[:3]) == sorted(rows[3:]) == ["new/run0", "old/run0", "run1"], "in both tables"
     assert "  old/run0: failed (killed), 3 of 10 steps recorded" in text.splitlines()
 
 

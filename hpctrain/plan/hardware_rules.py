@@ -1,0 +1,65 @@
+"""Rules that join numbers of one hardware file: what contradicts itself is in a wrong unit, or was mixed up."""
+
+from __future__ import annotations
+
+from hpctrain.config.schema import HardwareConfig
+from hpctrain.errors import Problem
+
+MOST_LINK_SHARE = 0.5
+"""Of its memory's rate what a GPU sends to a peer. Of the GPUs that are sold it is a tenth to a sixth (A100 300 of 2,039 GB/s,
+B200 900 of 8,000, V100 150 of 900); the link in Gb/s would come to 0.9 to 1.3."""
+MOST_NETWORK_SHARE = 4.0
+"""Times its link to the host what a GPU gets of the network, whose adapters hang on links as fast; in Gb/s it would be 8 times
+as much."""
+
+LEAST_GPU_TFLOPS = 1.0
+"""Of a GPU; one of 2014 had 4 in fp32. Less is in 1e15 FLOP/s."""
+
+
+def hardware_problems(hardware: HardwareConfig) -> list[Problem]:
+    """Numbers that no machine can have together."""
+    problems = [
+        Problem(
+            f"hardware.achievable_tflops.{precision}",
+            f"{achievable:g}",
+            f"is above hardware.peak_tflops.{precision}={hardware.peak_tflops[precision]:g}, the most that a product can reach",
+            "exchange the two, or state both in 1e12 FLOP/s, dense",
+        )
+        for precision, achievable in hardware.achievable_tflops.items()
+        if achievable > hardware.peak_tflops.get(precision, achievable)
+    ]
+    for precision, peak in hardware.peak_tflops.items():
+        if hardware.device == "cuda" and peak < LEAST_GPU_TFLOPS:
+            rule = f"is below {LEAST_GPU_TFLOPS:g}, which every GPU has; it is in 1e12 FLOP/s"
+            problems.append(
+                Problem(f"hardware.peak_tflops.{precision}", f"{peak:g}", rule, f"if it is in 1e15: {1000 * peak:g}")
+            )
+    link, memory = hardware.intra_node_gb_per_s, hardware.gpu_memory_gb_per_s
+    if link is not None and memory is not None and link > MOST_LINK_SHARE * memory:
+        problems.append(
+            Problem(
+                "hardware.intra_node_gb_per_s",
+                f"{link:g}",
+                f"is above {MOST_LINK_SHARE:g} x hardware.gpu_memory_gb_per_s={memory:g}, and a link between GPUs is far slower"
+                " than their memory",
+                f"if it is in Gb/s: {link / 8:g}",
+            )
+        )
+    to_host = hardware.host_link_gb_per_s
+    if to_host is not None and memory is not None and to_host > memory:
+        rule = f"is above hardware.gpu_memory_gb_per_s={memory:g}, out of which it is fed"
+        problems.append(
+            Problem("hardware.host_link_gb_per_s", f"{to_host:g}", rule, f"if it is in Gb/s: {to_host / 8:g}")
+        )
+    return problems
+
+
+def hardware_warnings(hardware: HardwareConfig) -> list[str]:
+    """What is possible and most often a wrong unit."""
+    network, link = hardware.inter_node_gb_per_s, hardware.host_link_gb_per_s
+    if network is None or link is None or network / hardware.gpus_per_node <= MOST_NETWORK_SHARE * link:
+        return []
+    return [
+        f"hardware.inter_node_gb_per_s={network:g} are {network / hardware.gpus_per_node:g} GB/s for each GPU, more than"
+        f" {MOST_NETWORK_SHARE:g} x hardware.host_link_gb_per_s={link:g}; if it is in Gb/s: {network / 8:g}"
+    ]

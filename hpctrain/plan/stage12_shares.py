@@ -1,0 +1,132 @@
+"""What one rank updates of each parameter group in ZeRO-1 and 2, and which ranks have most of it.
+
+A group's parameters are laid end to end and cut into equal parts, so that a part begins and ends inside of parameters. Of each
+that it touches the engine keeps the whole gradient: ranks differ by that, and by the block whose gradients come to them first.
+Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py get_partition_info.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
+from typing import NamedTuple
+
+from hpctrain.plan.rank_parameters import RankParameters
+
+_ALIGNMENT = 2
+"""Elements to which each rank's share is rounded up. Source: nccl_start_alignment_factor."""
+
+
+class GroupShare(NamedTuple):
+    """One rank's part of one parameter group."""
+
+    numel: int
+    """Elements of the flat share, padding included; the same on every rank."""
+    whole: int
+    """Elements of all parameters that lie in it at least in part: their gradients are kept whole."""
+    last_block: int
+    """The last block that it touches; -1: none."""
+    is_one_piece: bool = False
+    """It lies inside of one parameter, so that its gradients are flat as they are."""
+
+
+class RankShare(NamedTuple):
+    """One rank's parts of matrices and of vectors."""
+
+    groups: tuple[GroupShare, GroupShare]
+
+    @property
+    def numel(self) -> int:
+        return sum(group.numel for group in self.groups)
+
+    @property
+    def whole(self) -> int:
+        return sum(group.whole for group in self.groups)
+
+    @property
+    def largest_group(self) -> int:
+        return max(group.numel for group in self.groups)
+
+    @property
+    def last_block(self) -> int:
+        return max(group.last_block for group in self.groups)
+
+
+class _Group(NamedTuple):
+    """One parameter group, laid end to end."""
+
+    sizes: tuple[int, ...]
+    before: tuple[int, ...]
+    """Elements before each parameter, and of all at the end."""
+    num_tables: int
+    """Parameters before those of the blocks."""
+    per_block: int
+    num_blocks: int
+
+    def numel(self, degree: int) -> int:
+        return math.ceil(self.before[-1] / (_ALIGNMENT * degree)) * _ALIGNMENT
+
+    def share(self, data_rank: int, degree: int) -> GroupShare:
+        numel, total = self.numel(degree), self.before[-1]
+        start, end = data_rank * numel, min((data_rank + 1) * numel, total)
+        if start >= end:
+            return GroupShare(numel, 0, -1)
+        first, last = bisect_right(self.before, start) - 1, bisect_left(self.before, end) - 1
+        block = (last - self.num_tables) // self.per_block if last >= self.num_tables else -1
+        whole = self.before[last + 1] - self.before[first]
+        return GroupShare(numel, whole, min(block, self.num_blocks - 1), first == last and end - start == numel)
+
+    def ranks_at_borders(self, degree: int) -> set[int]:
+        """Ranks whose part holds the first element of a parameter, and those behind them, whose parts lie inside of it."""
+        numel = self.numel(degree)
+        holders = {first // numel for first in self.before[:-1]}
+        return {rank for holder in holders for rank in (holder, holder + 1) if rank < degree}
+
+
+@functools.lru_cache(maxsize=64)
+def _groups(parameters: RankParameters) -> tuple[_Group, _Group]:
+    matrices, vectors = parameters.matrices, parameters.vectors
+    num_tables = bool(parameters.token_table) + bool(parameters.position_table)
+    blocks, of_matrices, of_vectors = parameters.num_blocks, parameters.block_matrices, parameters.block_vectors
+    return (
+        _Group(matrices, tuple(accumulate(matrices, initial=0)), num_tables, len(of_matrices), blocks),
+        _Group(vectors, tuple(accumulate(vectors, initial=0)), 0, len(of_vectors), blocks),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def rank_share(parameters: RankParameters, data_rank: int, degree: int) -> RankShare:
+    """What one rank updates.
+
+    Args:
+        parameters: of a rank of its stage and tensor-parallel part.
+        data_rank: counted over the ranks that share the states.
+        degree: how many these are.
+
+    >>> parameters = RankParameters(2, (48, 16, 128, 64), (4, 4), 40, 0, 0, (4,), True)
+    >>> rank_share(parameters, 1, 4).groups[0]
+    GroupShare(numel=138, whole=192, last_block=0, is_one_piece=False)
+    """
+    matrices, vectors = _groups(parameters)
+    return RankShare((matrices.share(data_rank, degree), vectors.share(data_rank, degree)))
+
+
+@functools.lru_cache(maxsize=256)
+def fullest_data_ranks(parameters: RankParameters, degree: int) -> tuple[int, ...]:
+    """Ranks of which one needs most memory, whatever the step is.
+
+    In the backward pass one needs the more the more whole gradients it keeps and the later the block is whose gradients come to
+    it first; in the optimizer's step its whole gradients are there.
+    """
+    # Vectors are left out: what a rank keeps of them is little beside a matrix.
+    candidates = sorted({0, degree - 1, *_groups(parameters)[0].ranks_at_borders(degree)})
+    shares = {rank: rank_share(parameters, rank, degree) for rank in candidates}
+    found: list[int] = []
+    last_block = -2
+    for rank in sorted(candidates, key=lambda rank: (shares[rank].whole, shares[rank].last_block), reverse=True):
+        if shares[rank].last_block > last_block:
+            found.append(rank)
+            last_block = shares[rank].last_block
+    return tuple(found)

@@ -1,0 +1,46 @@
+"""What --force let pass stays with the run: status and report tell it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from hpctrain.analysis.frames import read_run
+from hpctrain.analysis.report.terminal import render_summary
+from hpctrain.analysis.summary import summarise
+from hpctrain.errors import Problem
+from hpctrain.launch.status.rows import collect_status
+from hpctrain.record.files import write_text
+from hpctrain.record.paths import RunPaths
+from hpctrain.record.reader import read_plan
+from tests.analysis.make_runs import make_run
+from tests.launch.status_runs import submit_record
+
+SHORT = Problem("memory.gpu", "90.00 GiB", "estimated need; a GPU has 79.15 GiB, short by 10.85 GiB", "", kind="memory")
+
+
+def forced_run(folder: Path, *problems: Problem) -> RunPaths:
+    run = make_run(folder)
+    write_text(run.plan, dataclasses.replace(read_plan(run), problems=problems).to_json())
+    submit_record(run, "77", cluster_kind="azureml")
+    return run
+
+
+def test_status_and_report_tell_what_was_forced(tmp_path: Path) -> None:
+    run = forced_run(tmp_path / "run", SHORT)
+    (row,) = collect_status([run])
+    assert row.forced == ("memory.gpu",)
+    assert "submitted with --force past memory.gpu" in row.detail
+    summary = summarise(read_run(run))
+    assert summary.forced == "memory.gpu=90.00 GiB: estimated need; a GPU has 79.15 GiB, short by 10.85 GiB"
+    (line,) = (line for line in render_summary(summary).splitlines() if line.startswith("submitted with --force  "))
+    assert line.endswith(f"  {summary.forced}")
+
+
+def test_a_run_without_problems_says_nothing_of_it(tmp_path: Path) -> None:
+    run = forced_run(tmp_path / "run")
+    (row,) = collect_status([run])
+    assert row.forced == ()
+    assert "--force" not in row.detail
+    assert summarise(read_run(run)).forced is None
+    assert "--force" not in render_summary(summarise(read_run(run)))
