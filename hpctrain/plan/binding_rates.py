@@ -37,7 +37,7 @@ def binding_rates(setup: Setup, machine: Machine, software: Software, parts_s: M
     >>> from hpctrain.plan.plain_shape import plain_shape
     >>> from hpctrain.plan.software import SOFTWARE
     >>> setup = Setup(plain_shape(24, 2048, 50304), 2048, 1, 1, 64, zero_stage=3)
-    >>> fast, slow = Machine(8, 271.2, 2039, 300, 200), Machine(8, 271.2, 2039, 300, 10)
+    >>> fast, slow = Machine(8, 271.2, 2039, 100, 200), Machine(8, 271.2, 2039, 100, 10)
     >>> for machine in fast, slow:
     ...     parts = step_parts(setup, machine, SOFTWARE["fsdp"])
     ...     binding_rates(setup, machine, SOFTWARE["fsdp"], parts)["parameter gathers"]

@@ -119,6 +119,12 @@ def test_an_explicit_value_stands(word: str, key: str, value: object) -> None:
     assert plan.problems == ()
 
 
+def test_of_a_stated_place_on_nvme_only_the_missing_folder_is_told_and_no_stage_that_nobody_stated() -> None:
+    plan = planned("model=6.7b", "parallelism=auto", "parallelism.offload_optimizer=nvme")
+    assert [problem.key for problem in plan.problems] == ["parallelism.nvme_path"]
+    assert plan.zero_stage == 3
+
+
 def test_a_stated_global_batch_is_met_and_its_accumulation_follows_from_it() -> None:
     ((point, plan),) = plan_points(
         compose_points(["model=1.3b", "parallelism=auto", "training.global_batch_size=96"], multirun=False)

@@ -150,7 +150,8 @@ def test_a_stated_accumulation_grows_as_the_micro_batch_shrinks() -> None:
 def test_what_is_on_already_is_not_offered() -> None:
     offered = {word for change in changes_of(*REFUSED["host"]).changes for word in change.overrides}
     assert not offered & {"parallelism=zero3", "parallelism.offload_param=cpu", "parallelism.offload_optimizer=cpu"}
-    assert "parallelism=zero_cache" in offered, "as much of the optimizer on the GPU as fits"
+    fitted = {"parallelism=zero_cache", "parallelism.fit_offload_ratio=true"}
+    assert offered & fitted, "as much of the optimizer on the GPU as fits"
 
 
 def test_a_shipped_form_is_offered_by_its_name_so_that_the_run_is_called_by_it() -> None:
@@ -307,3 +308,15 @@ def test_no_more_nodes_are_offered_than_a_partition_has() -> None:
     ]
     assert nodes
     assert max(nodes) <= 4 < 6, "six are the fewest by memory alone"
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "expected"), [(8, {"nodes=8", "nodes=6"}), (7, {"nodes=7", "nodes=6"}), (5, set())]
+)
+def test_with_a_form_just_chosen_too_no_more_nodes_than_a_partition_has(num_nodes: int, expected: set[str]) -> None:
+    """530B takes six."""
+    ((point, plan),) = plan_points(compose_points(["model=530b", "nodes=3", A100], multirun=False))
+    few = site(partition("gpu", NodeGroup(NODE, num_nodes), is_default=True))
+    offered = {word for change in cheapest_changes(point.config, plan, few).changes for word in change.overrides}
+    assert offered <= expected
+    assert ("nodes=6" in offered) == (num_nodes >= 6)

@@ -52,7 +52,13 @@ def test_other_names_are_none_of_them(model: str) -> None:
 
 
 def test_a_row_that_names_its_model_needs_no_shape() -> None:
-    row = {"model": "Llama-3.1-8B", "num_gpus": 8, "seq_len": 8192, "micro_batch_per_gpu": 1, "global_batch": 8}
+    row: dict[str, str | float | None] = {
+        "model": "Llama-3.1-8B",
+        "num_gpus": 8,
+        "seq_len": 8192,
+        "micro_batch_per_gpu": 1,
+        "global_batch": 8,
+    }
     full, told = derive(row)
     assert told == ("layers, hidden, heads, kv_heads, ffn_hidden, vocab, params_b of the public model",)
     assert row_shape(full)[0].num_parameters == pytest.approx(8.03e9, rel=0.001)
@@ -66,9 +72,22 @@ def test_a_row_that_names_its_model_needs_no_shape() -> None:
 
 
 def test_what_a_row_states_wins_over_its_name() -> None:
-    cut = {"model": "Llama-3.1-8B", "params_b": 2.0, "num_gpus": 8, "seq_len": 8192, "micro_batch_per_gpu": 1}
+    cut: dict[str, str | float | None] = {
+        "model": "Llama-3.1-8B",
+        "params_b": 2.0,
+        "num_gpus": 8,
+        "seq_len": 8192,
+        "micro_batch_per_gpu": 1,
+    }
     assert derive(cut)[1][0].startswith("layers ")
-    partly = {"model": "Llama-3.1-8B", "layers": 32, "hidden": 4096, "num_gpus": 8, "seq_len": 8192, "global_batch": 8}
+    partly: dict[str, str | float | None] = {
+        "model": "Llama-3.1-8B",
+        "layers": 32,
+        "hidden": 4096,
+        "num_gpus": 8,
+        "seq_len": 8192,
+        "global_batch": 8,
+    }
     assert derive(partly)[1] == ("heads, kv_heads, ffn_hidden of the public model",)
     with pytest.raises(ConfigError, match="does not state hidden"):
         derive({"model": "Llama-3.1-8B", "layers": 4, "num_gpus": 8})

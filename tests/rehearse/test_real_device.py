@@ -141,7 +141,7 @@ def test_mistakes(words: tuple[str, ...], expected: str, tmp_path: Path) -> None
 
 @pytest.mark.train
 def test_a_device_that_is_too_small_is_told_with_phase_and_numbers(tmp_path: Path) -> None:
-    words = (*TINY_CPU, "parallelism=zero1", "model.vocab_size=64000000", "--device", "cpu")
+    words = (*TINY_CPU, "parallelism=zero1", "model.vocab_size=10000000", "model.hidden_size=1024", "--device", "cpu")
     limit = partial(resource.setrlimit, resource.RLIMIT_AS, (20 * GIB, 20 * GIB))
     found = type_words(*words, folder=tmp_path, before=limit)
     assert found.returncode == EXIT_DOES_NOT_FIT, found.stderr
@@ -149,7 +149,7 @@ def test_a_device_that_is_too_small_is_told_with_phase_and_numbers(tmp_path: Pat
         "--device=cpu: rank 0 of 2 ran out of memory while the model is built with 0.0 MiB in live tensors"
         in found.stderr
     )
-    assert "you tried to allocate 32768000000 bytes" in found.stderr
+    assert "you tried to allocate 40960000000 bytes" in found.stderr
     assert "leave --device out to rehearse on simulated tensors" in found.stderr
     assert not list(tmp_path.iterdir())
 

@@ -52,18 +52,28 @@ class _Anew:
     def __init__(self, config: Config, trials: Trials) -> None:
         self._config, self._trials = config, trials
         self._known: dict[str, RunPlan | None] = {}
+        self._refused = set[str]()
 
     def plan(self, values: Values) -> RunPlan | None:
         """None: no form fits."""
         key = repr(sorted(values.items()))
         if key not in self._known:
-            self._known[key] = self._searched(values)
+            self._known[key] = self._searched(values, key)
         return self._known[key]
 
-    def _searched(self, values: Values) -> RunPlan | None:
+    def is_beyond(self, values: Values) -> bool:
+        """Whether a form fits there and the plan has a problem all the same: the site has no such nodes, or no more of them."""
+        return self.plan(values) is None and repr(sorted(values.items())) in self._refused
+
+    def _searched(self, values: Values, key: str) -> RunPlan | None:
         open_keys = frozenset(self._config.run.chosen) - values.keys()
         choices = rank_choices(with_values(self._config, values), OpenKeys(open_keys), limit=1).choices
-        return self._trials.plan_of(choices[0].config) if choices and choices[0].fits else None
+        if not choices or not choices[0].fits:
+            return None
+        plan = self._trials.plan_of(choices[0].config)
+        if plan is None:
+            self._refused.add(key)
+        return plan
 
 
 def _more_nodes(config: Config, refused: RunPlan, anew: _Anew, known: int | None) -> list[Change]:
@@ -82,6 +92,12 @@ def _more_nodes(config: Config, refused: RunPlan, anew: _Anew, known: int | None
 
     low, high = config.nodes, known or 2 * config.nodes
     while not has_headroom(high):
+        if anew.is_beyond({"nodes": high}):
+            above = range(low + 1, high)
+            high = low + bisect.bisect_left(above, True, key=lambda nodes: anew.is_beyond({"nodes": nodes}))
+            if high == low or not has_headroom(high):
+                return []
+            break
         low, high = high, 2 * high
         if high > config.nodes << _MOST_DOUBLINGS:
             return []

@@ -128,7 +128,10 @@ def _states(config: Config, open_keys: OpenKeys, uses_nvme: bool) -> Iterator[St
     ratio = 1.0 if "parallelism.offload_ratio" in open_keys else parallelism.offload_ratio
     for states in map(States._make, itertools.product(*options.values())):
         tried = dataclasses.replace(parallelism, **states._asdict(), offload_ratio=ratio)
-        is_wanted = not uses_nvme or "nvme" in states
+        is_on_nvme = "nvme" in states
+        is_wanted = is_on_nvme or not uses_nvme
+        if is_on_nvme and states.zero_stage != 3:
+            continue  # as its own rules say at length
         if is_wanted and not stage_problems(tried, hardware.device == "cuda"):
             yield states
 
