@@ -14,7 +14,7 @@ from hpctrain.errors import EXIT_OK, ConfigError
 if TYPE_CHECKING:
     from hpctrain.config.compose import Point
     from hpctrain.plan.run_plan import RunPlan
-    from hpctrain.plan.site_limits import Site
+    from hpctrain.plan.site.limits import Site
 
 _NO_SLURM = ("cluster=local", "cluster=azureml", "launch.mode=here")
 """Nothing is asked where no answer matters; a site's own files of these kinds cost a question."""

@@ -11,7 +11,7 @@ from hpctrain.errors import EXIT_LAUNCH, EXIT_OK, ConfigError, known_names_hint
 from hpctrain.launch.machine import Finding, TorchProbe, machine_findings, missing_for_submission
 from hpctrain.launch.site.question import start_asking
 from hpctrain.launch.site.render import render_site
-from hpctrain.plan.site_limits import Site
+from hpctrain.plan.site.limits import Site
 from hpctrain.text_table import printable, wrapped
 from hpctrain.user_path import user_path
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import hpctrain
 from hpctrain.cli_records import require_analysis, sources_named
 from hpctrain.errors import EXIT_OK, ConfigError
-from hpctrain.plan.calibration import CALIBRATION_FILE
-from hpctrain.plan.calibration_choice import step_model_mark
+from hpctrain.plan.speed.calibration import CALIBRATION_FILE
+from hpctrain.plan.speed.calibration_choice import step_model_mark
 from hpctrain.record.calibration_file import is_calibration_file, write_calibrations
 from hpctrain.text_table import printable
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpctrain.config.compose import Point
     from hpctrain.plan.changes.cheapest import Changes
-    from hpctrain.plan.cost import RunCost
-    from hpctrain.plan.cost_options import CostOptions
+    from hpctrain.plan.cost.cost import RunCost
+    from hpctrain.plan.cost.options import CostOptions
     from hpctrain.plan.run_plan import RunPlan
-    from hpctrain.plan.site_limits import Site
-    from hpctrain.plan.sweep_table import SweepTable
+    from hpctrain.plan.site.limits import Site
+    from hpctrain.plan.sweep.table import SweepTable
 
     Planned = Sequence[tuple[Point, RunPlan]]
 
@@ -30,7 +30,7 @@ def take_cost_words(words: Sequence[str]) -> tuple[CostOptions | None, Sequence[
     """
     if not any(word.startswith("--") for word in words):
         return None, words
-    from hpctrain.plan.cost_options import CostOptions, take_cost_options
+    from hpctrain.plan.cost.options import CostOptions, take_cost_options
 
     options, rest = take_cost_options(words)
     return (None if options == CostOptions() else options), rest
@@ -50,13 +50,13 @@ def plan_text(
         site: bounds a sweep's arrays, and the nodes of changes; None: not asked.
     """
     if multirun:
-        from hpctrain.plan.render_scripts import planned_sweep_scripts
-        from hpctrain.plan.render_sweep import render_sweep
+        from hpctrain.plan.render.scripts import planned_sweep_scripts
+        from hpctrain.plan.render.sweep import render_sweep
 
         scripts = planned_sweep_scripts([(point.config, plan) for point, plan in planned], python, site)
         texts = [f"\nbatch script {number}\n{text}" for number, text in enumerate(scripts)]
         return "".join([render_sweep(_table(planned, options, force)), *texts])
-    from hpctrain.plan.render import render_plan
+    from hpctrain.plan.render.plan import render_plan
 
     plan, changes = _with_changes(*planned[0], site)
     text = render_plan(plan, python)
@@ -66,7 +66,7 @@ def plan_text(
         text += f"\n{render_changes(changes)}\n"
     if options is None:
         return text
-    from hpctrain.plan.render_cost import render_cost
+    from hpctrain.plan.render.cost import render_cost
 
     return f"{text}\n{render_cost(*_cost(planned, options, force))}"
 
@@ -112,15 +112,15 @@ def _with_changes(point: Point, plan: RunPlan, site: Site | None) -> tuple[RunPl
 
 
 def _table(planned: Planned, options: CostOptions | None, force: bool) -> SweepTable:
-    from hpctrain.plan.cost_options import CostOptions
-    from hpctrain.plan.sweep_table import PlannedPoint, sweep_table
+    from hpctrain.plan.cost.options import CostOptions
+    from hpctrain.plan.sweep.table import PlannedPoint, sweep_table
 
     points = [PlannedPoint(point.overrides, point.config, plan) for point, plan in planned]
     return sweep_table(points, options or CostOptions(), force)
 
 
 def _cost(planned: Planned, options: CostOptions, force: bool) -> tuple[RunCost | None, str]:
-    from hpctrain.plan.cost import run_cost
+    from hpctrain.plan.cost.cost import run_cost
 
     ((point, plan),) = planned
     return run_cost(plan, point.config.hardware, options, force)

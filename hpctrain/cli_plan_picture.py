@@ -58,7 +58,7 @@ def write_picture(path: Path, planned: Sequence[tuple[Point, RunPlan]]) -> str:
     from hpctrain.analysis.figures.plan_memory_plot import PlannedMemory
     from hpctrain.analysis.report.plan_picture import write_plan_picture
     from hpctrain.launch.point_labels import point_labels
-    from hpctrain.plan.phase_memory import gpu_phases
+    from hpctrain.plan.memory.phases import gpu_phases
 
     labels = point_labels([point.overrides for point, _ in planned])
     is_alone = len(planned) == 1

@@ -16,8 +16,7 @@ from hpctrain.errors import EXIT_DOES_NOT_FIT, EXIT_OK, ConfigError, Problem, kn
 from hpctrain.launch.calibrations import CalibrationWords, with_calibrations
 from hpctrain.launch.point_plans import closed_points, plan_points
 from hpctrain.launch.submitting_shell import as_submitted_here
-from hpctrain.plan.calibration import used_calibration
-from hpctrain.plan.cost_options import COST_OPTIONS
+from hpctrain.plan.cost.options import COST_OPTIONS
 from hpctrain.plan.questions.fewest_nodes import MOST_NODES, FewestNodes, fewest_nodes
 from hpctrain.plan.questions.largest import LargestModel, largest_model
 from hpctrain.plan.questions.micro_batch import BestMicroBatch, best_micro_batch
@@ -25,6 +24,7 @@ from hpctrain.plan.questions.other_trainer import TRAINERS, largest_of_trainer
 from hpctrain.plan.questions.outcome import Outcome, PlanOf
 from hpctrain.plan.questions.render import render_largest, render_micro_batches, render_nodes
 from hpctrain.plan.run_plan import RunPlan
+from hpctrain.plan.speed.calibration import used_calibration
 
 _LARGEST, _FEWEST, _BEST = "--largest", "--fewest-nodes", "--best-micro-batch"
 _SOUGHT = {_LARGEST: "model.num_layers", _FEWEST: "nodes", _BEST: "training.micro_batch_size"}

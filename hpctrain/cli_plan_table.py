@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.errors import EXIT_OK, ConfigError
-from hpctrain.plan.table import plan_rows
+from hpctrain.plan.stated.table import plan_rows
 
 _OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 

@@ -143,7 +143,7 @@ def _planned(parsed: _Words) -> tuple[Point, RunPlan]:
     from hpctrain.config.compose import compose_points
     from hpctrain.launch.point_plans import plan_point
     from hpctrain.launch.submitting_shell import as_submitted_here
-    from hpctrain.plan.render import render_notes
+    from hpctrain.plan.render.plan import render_notes
 
     (composed,) = compose_points(parsed.overrides, False, parsed.config_dirs)
     point, plan = plan_point(as_submitted_here(composed, os.environ))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hpctrain.config.compose import Point
     from hpctrain.launch.sweep_manifest import LeftOut
     from hpctrain.plan.run_plan import RunPlan
-    from hpctrain.plan.site_limits import Site
+    from hpctrain.plan.site.limits import Site
     from hpctrain.record.paths import RunPaths
     from hpctrain.rehearse.result import Rehearsal
 
@@ -94,7 +94,7 @@ def _refuse_problems(
 
         check_sweep(planned, force)
     elif planned[0][1].blocking_problems(force):
-        from hpctrain.plan.alternatives import CHOICE_NOTE
+        from hpctrain.plan.auto.alternatives import CHOICE_NOTE
         from hpctrain.plan.changes.render import refusal
 
         for text in planned[0][1].assumptions:
@@ -180,7 +180,7 @@ def held_point(point: Point, force: bool, begins: bool = True) -> tuple[Point, R
 def submit_one(point: Point, plan: RunPlan, root: Path, python: str, rehearsal: Rehearsal | None = None) -> int:
     from hpctrain.launch.run_folder import create_run_folder, remove_run_folder
     from hpctrain.launch.submit import submit
-    from hpctrain.plan.render import render_notes
+    from hpctrain.plan.render.plan import render_notes
 
     print("\n".join(render_notes(plan)))
     run_paths = create_run_folder(root, point, plan, python)
@@ -250,7 +250,7 @@ def _submit_sweep(
     parsed: ComposeWords,
 ) -> int:
     from hpctrain.cli_sweep import submit_planned_sweep, tell_warnings
-    from hpctrain.plan.sweep_groups import largest_array
+    from hpctrain.plan.sweep.groups import largest_array
 
     tell_warnings([plan.warnings for _, plan in planned])
     return submit_planned_sweep(

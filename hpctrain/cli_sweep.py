@@ -14,7 +14,7 @@ from hpctrain.launch.point_labels import point_labels
 from hpctrain.launch.slurm.held_signals import HeldSignals
 from hpctrain.launch.sweep import Planned, SweepResult, submit_sweep
 from hpctrain.launch.sweep_manifest import LeftOut
-from hpctrain.plan.slurm_request import SlurmRequest
+from hpctrain.plan.job.slurm_request import SlurmRequest
 from hpctrain.secret_text import redact_override
 from hpctrain.text_table import aligned, printable
 

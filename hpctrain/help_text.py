@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpctrain.config.compose import config_dir, group_choices
-from hpctrain.plan.cost_options import COST_HELP
+from hpctrain.plan.cost.options import COST_HELP
 
 _HELP = """\
 python -m hpctrain [VERB] [GROUP=NAME] [KEY=VALUE] ...

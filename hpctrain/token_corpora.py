@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hpctrain.config.schema import DataConfig
 from hpctrain.errors import ConfigError, HpctrainError, Problem
-from hpctrain.plan.data_rules import length_problem, named_paths
+from hpctrain.plan.rules.data import length_problem, named_paths
 from hpctrain.tokens.header import IndexHeader, bin_path, read_header, token_prefix
 from hpctrain.tokens.manifest import Manifest, read_manifest
 

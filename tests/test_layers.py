@@ -16,7 +16,7 @@ ALLOWED = {
     "user_path": set(),
     "text_table": set(),
     "text_files": {"errors", "config.schema"},
-    "token_corpora": {"errors", "config.schema", "plan.data_rules", "tokens"},
+    "token_corpora": {"errors", "config.schema", "plan.rules.data", "tokens"},
     "tokens": {"errors", "units", "text_table", "config.strict_values", "record.files", "tokens"},
     "huggingface": {"errors", "units", "config.schema", "plan", "record.files", "tokens", "huggingface"},
     "config": {"errors", "secret_text", "config"},

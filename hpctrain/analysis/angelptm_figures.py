@@ -16,8 +16,8 @@ from hpctrain.analysis.azure_figures import own_model_name
 from hpctrain.analysis.predicted import ANGELPTM_SEQ_LEN, predict_published
 from hpctrain.analysis.published_runs import published_run
 from hpctrain.analysis.scaling import scaling_efficiency
-from hpctrain.plan.calibration import KIND_OF_PART
-from hpctrain.plan.step_parts import step_parts
+from hpctrain.plan.speed.calibration import KIND_OF_PART
+from hpctrain.plan.speed.step_parts import step_parts
 
 FILE = "angelptm.csv"
 HARDWARE = "hccpnv4h"

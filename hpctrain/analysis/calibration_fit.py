@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hpctrain.analysis.intervals import student_quantile
 from hpctrain.config.calibration import PartKind
-from hpctrain.plan.calibration import KINDS, LARGEST_FACTOR, SMALLEST_FACTOR
+from hpctrain.plan.speed.calibration import KINDS, LARGEST_FACTOR, SMALLEST_FACTOR
 
 Floats = NDArray[np.float64]
 Partition = tuple[tuple[PartKind, ...], ...]

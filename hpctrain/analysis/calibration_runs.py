@@ -11,9 +11,9 @@ from hpctrain.analysis.run_row import OWN_SOURCE, RunSummary
 from hpctrain.config.calibration import Calibration, PartKind, Seen
 from hpctrain.config.schema import Config
 from hpctrain.errors import RecordError
-from hpctrain.plan.calibration import LARGEST_FACTOR, SMALLEST_FACTOR, seconds_by_kind
-from hpctrain.plan.calibration_choice import prediction_of_run, rates_of, stated_rates
 from hpctrain.plan.run_plan import RunPlan
+from hpctrain.plan.speed.calibration import LARGEST_FACTOR, SMALLEST_FACTOR, seconds_by_kind
+from hpctrain.plan.speed.calibration_choice import prediction_of_run, rates_of, stated_rates
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_config, read_plan, runs_folder
 

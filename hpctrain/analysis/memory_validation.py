@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from hpctrain.analysis.validation import CALIBRATION, VALIDATION
-from hpctrain.plan.table import PlannedRow, plan_row
-from hpctrain.plan.table_cells import COLUMNS
+from hpctrain.plan.stated.cells import COLUMNS
+from hpctrain.plan.stated.table import PlannedRow, plan_row
 
 _FITTED_TABLE = "48 node contenders"
 _CHOSEN_LOADS = ("sequence ", "micro batch ", "from params_b")

@@ -13,12 +13,12 @@ from hpctrain.errors import ConfigError
 from hpctrain.plan.flop_conventions import convention_flops
 from hpctrain.plan.flops import tflops_per_gpu
 from hpctrain.plan.layout import Batch, Layout
-from hpctrain.plan.memory import MemoryEstimate, estimate_memory
+from hpctrain.plan.memory.estimate import MemoryEstimate, estimate_memory
 from hpctrain.plan.model_shape import ModelShape
-from hpctrain.plan.plain_shape import plain_shape
 from hpctrain.plan.rank_work import RankWork
-from hpctrain.plan.step_parts import step_parts
-from hpctrain.plan.step_time import time_range_s
+from hpctrain.plan.speed.step_parts import step_parts
+from hpctrain.plan.speed.step_time import time_range_s
+from hpctrain.plan.stated.plain_shape import plain_shape
 from hpctrain.units import GIB
 
 SPEED_DTYPES = {

@@ -1,6 +1,6 @@
 """What a row of the published files describes, resolved to what the planner's core takes.
 
-The resolving itself is ``plan/stated_run.py``, the path of ``plan --table``; a row that is held against its measurement must
+The resolving itself is ``plan/stated/run.py``, the path of ``plan --table``; a row that is held against its measurement must
 state more, so that no choice of ours is compared.
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 import pandas as pd
 
 from hpctrain.errors import ConfigError, Problem
-from hpctrain.plan import stated_run as stated
 from hpctrain.plan.flop_conventions import FlopConvention
-from hpctrain.plan.memory_choice import choose_memory
 from hpctrain.plan.model_shape import ModelShape
-from hpctrain.plan.software import Software
-from hpctrain.plan.step_parts import Machine, Setup
+from hpctrain.plan.speed.software import Software
+from hpctrain.plan.speed.step_parts import Machine, Setup
+from hpctrain.plan.stated import run as stated
+from hpctrain.plan.stated.memory_choice import choose_memory
 
 _NEEDED = ("layers", "hidden", "seq_len", "num_gpus", "micro_batch_per_gpu", "global_batch")
 

@@ -71,7 +71,7 @@ def row_name(row: pd.Series) -> str:
 
 
 def _role(row: Mapping[Any, Any]) -> str:
-    """Which rows the constants of ``plan/software.py`` were fitted on."""
+    """Which rows the constants of ``plan/speed/software.py`` were fitted on."""
     file, ampere, gpus = row["file"], "A100" in str(row["gpu"]), row["num_gpus"]
     fitted = {
         "llm-foundry.csv": ampere or gpus == 8,

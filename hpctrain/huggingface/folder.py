@@ -10,9 +10,9 @@ from typing import Any
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.huggingface.model_config import model_values
 from hpctrain.huggingface.tensor_names import GPT2_PREFIX, FileTensor, file_tensors
-from hpctrain.plan.first_weights import KEY
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.parameters import HEAD, TOKEN_TABLE, Parameter, decoder_parameters
+from hpctrain.plan.rules.first_weights import KEY
 from hpctrain.record.files import read_json
 from hpctrain.units import counted
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpctrain.config.schema import DataConfig
 from hpctrain.errors import ConfigError, HpctrainError, Problem
-from hpctrain.plan.data_rules import named_paths
+from hpctrain.plan.rules.data import named_paths
 from hpctrain.tokens.header import token_prefix
 from hpctrain.tokens.manifest import file_digest, manifest_path, read_manifest, tokenizer_path
 from hpctrain.tokens.tokenizer import bytes_choice

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.errors import PreparedRunError
 from hpctrain.launch.run_folder import absolute_path
 from hpctrain.launch.snapshot import snapshot_of
-from hpctrain.plan.azureml_job import AzureMlTarget, azureml_job_name, azureml_job_text
+from hpctrain.plan.job.azureml import AzureMlTarget, azureml_job_name, azureml_job_text
 from hpctrain.record.files import write_text
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.schema import SCHEMA_VERSION, SubmissionRecord
 
 if TYPE_CHECKING:
-    from hpctrain.plan.azureml_job import AzureMlRequest
+    from hpctrain.plan.job.azureml import AzureMlRequest
 
 _WORKSPACE = ("subscription_id", "resource_group", "workspace_name")
 _FIRST_ATTEMPT = 1

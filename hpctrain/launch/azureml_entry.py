@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from hpctrain.errors import LaunchError
-from hpctrain.plan.own_variables import DATA_PATH_VARIABLE
+from hpctrain.plan.job.own_variables import DATA_PATH_VARIABLE
 from hpctrain.record.close_attempt import Ending, close_attempt
 from hpctrain.record.files import checked_json, create_record, json_text, write_record
 from hpctrain.record.identity import attempt_number, job_id_of

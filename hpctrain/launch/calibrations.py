@@ -12,7 +12,7 @@ from hpctrain.config.calibration import Calibration
 from hpctrain.config.compose import Point
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, RecordError
-from hpctrain.plan.calibration import CALIBRATION_FILE
+from hpctrain.plan.speed.calibration import CALIBRATION_FILE
 
 
 class CalibrationWords(NamedTuple):
@@ -67,14 +67,14 @@ def _calibration(
     calibrations = known[path]
     if isinstance(calibrations, RecordError):
         return None, str(calibrations)
-    from hpctrain.plan.calibration_choice import calibration_for
+    from hpctrain.plan.speed.calibration_choice import calibration_for
 
     calibration, why = calibration_for(calibrations, config)
     return calibration, why and f"{path}: {why}"
 
 
 def _read(path: Path) -> tuple[Calibration, ...] | RecordError:
-    from hpctrain.plan.calibration_choice import step_model_mark
+    from hpctrain.plan.speed.calibration_choice import step_model_mark
     from hpctrain.record.calibration_file import read_calibrations
 
     try:

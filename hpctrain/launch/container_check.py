@@ -7,8 +7,8 @@ from pathlib import PurePosixPath
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, Problem
-from hpctrain.plan.container import is_image_file, parse_mount
-from hpctrain.plan.data_rules import named_paths
+from hpctrain.plan.job.container import is_image_file, parse_mount
+from hpctrain.plan.rules.data import named_paths
 from hpctrain.user_path import user_path
 
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, Problem
-from hpctrain.plan.job_variables import RANK_IDENTITY, secret_variables, stated_variables
-from hpctrain.plan.own_variables import OWN_VARIABLES
+from hpctrain.plan.job.own_variables import OWN_VARIABLES
+from hpctrain.plan.job.variables import RANK_IDENTITY, secret_variables, stated_variables
 from hpctrain.record.files import write_json
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.submission_schema import SCHEMA_VERSION

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, Problem
-from hpctrain.plan.first_weights import KEY
 from hpctrain.plan.model_shape import ModelShape
+from hpctrain.plan.rules.first_weights import KEY
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.user_path import user_path
 

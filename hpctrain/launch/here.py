@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import Problem
+from hpctrain.plan.job.slurm_request import SlurmRequest
 from hpctrain.plan.layout import Layout
-from hpctrain.plan.slurm_request import SlurmRequest
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.submission_schema import SCHEMA_VERSION, SubmissionRecord
 

@@ -14,7 +14,7 @@ from submitit.local.local import LocalExecutor, LocalJob
 
 from hpctrain.launch.rank_entry import run_rank
 from hpctrain.launch.snapshot import python_path
-from hpctrain.plan.own_variables import ATTEMPT_VARIABLE
+from hpctrain.plan.job.own_variables import ATTEMPT_VARIABLE
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.open_attempt import open_local_attempt
 from hpctrain.record.paths import RunPaths

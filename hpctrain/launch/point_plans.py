@@ -11,8 +11,8 @@ from hpctrain.launch.calibrations import NOTHING_SAID, CalibrationWords, with_ca
 from hpctrain.plan.run_plan import RunPlan, build_run_plan
 
 if TYPE_CHECKING:
-    from hpctrain.plan.alternatives import AutoChoice
-    from hpctrain.plan.auto_choice import Found
+    from hpctrain.plan.auto.alternatives import AutoChoice
+    from hpctrain.plan.auto.choice import Found
 
 
 def plan_points(
@@ -48,7 +48,7 @@ def closed_points(points: Iterable[Point]) -> list[Point]:
 def _closed(point: Point, known: dict[str, Found]) -> tuple[Point, AutoChoice | None]:
     if not point.is_open:
         return point, None
-    from hpctrain.plan.auto_choice import closed_config, find_values, search_subject
+    from hpctrain.plan.auto.choice import closed_config, find_values, search_subject
 
     subject = search_subject(point.config)
     key = repr((subject, point.open_keys))

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from hpctrain.config.schema import Config, DataConfig, TrainingConfig
 from hpctrain.errors import ConfigError, LaunchError, Problem
-from hpctrain.plan.azureml_job import is_uri
 from hpctrain.plan.checkpoint_size import room_problem
-from hpctrain.plan.data_rules import named_paths
+from hpctrain.plan.job.azureml import is_uri
+from hpctrain.plan.rules.data import named_paths
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.text_files import text_files
 from hpctrain.units import GIB, gib

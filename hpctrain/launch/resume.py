@@ -15,7 +15,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, LaunchError, Problem, RecordError
 from hpctrain.launch.point_plans import closed_points
 from hpctrain.launch.status.rows import RunStatus
-from hpctrain.plan.nodelist import node_names
+from hpctrain.plan.job.nodelist import node_names
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.checkpoints import Checkpoint, read_checkpoints
 from hpctrain.record.deciding_keys import DECIDE_NOTHING, HOW_IT_IS_SPREAD

@@ -15,9 +15,9 @@ from hpctrain.config.compose import Point
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, Problem
 from hpctrain.launch.submitted_code import submitted_code
-from hpctrain.plan.azureml_job import is_uri
+from hpctrain.plan.job.azureml import is_uri
+from hpctrain.plan.job.slurm_request import slurm_safe_name
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.plan.slurm_request import slurm_safe_name
 from hpctrain.record.files import json_text, write_json, write_text
 from hpctrain.record.frozen_config import config_text
 from hpctrain.record.paths import RunPaths

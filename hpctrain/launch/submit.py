@@ -19,10 +19,10 @@ from hpctrain.launch.slurm.held_signals import HeldSignals
 from hpctrain.launch.slurm.job_search import FoundJob
 from hpctrain.launch.slurm.sbatch import Submission, submit_script
 from hpctrain.launch.snapshot import python_path, snapshot_of
-from hpctrain.plan.batch_script import ScriptTarget, sbatch_script
-from hpctrain.plan.chain_rules import num_links
+from hpctrain.plan.job.batch_script import ScriptTarget, sbatch_script
+from hpctrain.plan.job.slurm_request import SlurmRequest
+from hpctrain.plan.rules.chain import num_links
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.plan.slurm_request import SlurmRequest
 from hpctrain.record.attempt_files import attempt_numbers
 from hpctrain.record.files import write_record, write_text
 from hpctrain.record.paths import RunPaths

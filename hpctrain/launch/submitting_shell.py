@@ -9,7 +9,7 @@ from typing import Any
 
 from hpctrain.config.compose import Point
 from hpctrain.config.schema import ContainerConfig
-from hpctrain.plan.container import is_image_file
+from hpctrain.plan.job.container import is_image_file
 
 _TAKEN = {
     "SBATCH_ACCOUNT": "account",

@@ -37,10 +37,10 @@ from hpctrain.launch.sweep_manifest import (
     read_manifest,
     submitted,
 )
-from hpctrain.plan.batch_script import ScriptTarget, TaskArray, sbatch_script
+from hpctrain.plan.job.batch_script import ScriptTarget, TaskArray, sbatch_script
+from hpctrain.plan.job.slurm_request import SlurmRequest
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.plan.slurm_request import SlurmRequest
-from hpctrain.plan.sweep_groups import (
+from hpctrain.plan.sweep.groups import (
     allocation_request,
     allocation_script,
     array_request,

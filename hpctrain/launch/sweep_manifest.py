@@ -17,7 +17,7 @@ from typing import Literal
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.errors import LaunchError, RecordError
 from hpctrain.launch.slurm.job_search import FoundJob
-from hpctrain.plan.batch_script import TaskArray
+from hpctrain.plan.job.batch_script import TaskArray
 from hpctrain.record.files import read_record, write_text
 from hpctrain.record.paths import SWEEP_MANIFEST
 from hpctrain.record.schema import SCHEMA_VERSION

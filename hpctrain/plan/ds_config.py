@@ -6,7 +6,7 @@ from typing import Any
 
 from hpctrain.config.schema import ParallelismConfig, Precision, TrainingConfig
 from hpctrain.plan.layout import Batch
-from hpctrain.plan.sub_groups import DEFAULT_SUB_GROUP_SIZE
+from hpctrain.plan.memory.sub_groups import DEFAULT_SUB_GROUP_SIZE
 
 LEAF_MODULE = "hpctrain.worker.model.decoder.Block"
 """Gathered as one unit in stage 3: fewer collectives, and the block can be compiled whole."""

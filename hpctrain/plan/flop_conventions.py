@@ -63,7 +63,7 @@ def convention_flops(
 
     175B at 2,048 tokens, in 1e15 FLOPs a sequence:
 
-    >>> from hpctrain.plan.plain_shape import plain_shape
+    >>> from hpctrain.plan.stated.plain_shape import plain_shape
     >>> shape = plain_shape(96, 12288, 51200)
     >>> [round(convention_flops(name, shape, 2048) / 1e15, 3) for name in ("megatron", "megatron_model", "palm", "6n")]
     [2.937, 2.205, 2.205, 2.146]
@@ -165,7 +165,7 @@ def convert(
 
     The published 175B point is 65.5 % of peak as hardware FLOPs and 49 % as model FLOPs:
 
-    >>> from hpctrain.plan.plain_shape import plain_shape
+    >>> from hpctrain.plan.stated.plain_shape import plain_shape
     >>> shape = plain_shape(96, 12288, 50304)
     >>> round(convert(204.49, "megatron", "model", shape, 512), 2)
     153.5

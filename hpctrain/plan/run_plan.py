@@ -16,30 +16,30 @@ from hpctrain.config.schema import (
     TrainingConfig,
 )
 from hpctrain.errors import FORCED_KINDS, Problem
-from hpctrain.plan.alternatives import AutoChoice
-from hpctrain.plan.azureml_job import AzureMlRequest, azureml_problems, build_azureml_request
+from hpctrain.plan.auto.alternatives import AutoChoice
 from hpctrain.plan.batch_ramp import ramp_warnings
-from hpctrain.plan.chain_rules import chain_notes, chain_problems, chain_warnings
-from hpctrain.plan.compile_rules import compile_notes, compile_problems
-from hpctrain.plan.data_rules import data_problems
 from hpctrain.plan.ds_config import build_ds_config
-from hpctrain.plan.first_weights import first_weights_problems
 from hpctrain.plan.flops import StepFlops, step_flops
-from hpctrain.plan.hardware_rules import hardware_problems, hardware_warnings
+from hpctrain.plan.job.azureml import AzureMlRequest, azureml_problems, build_azureml_request
+from hpctrain.plan.job.slurm_request import SlurmRequest, build_slurm_request, request_warnings
 from hpctrain.plan.layout import Batch, Layout, resolve_batch
-from hpctrain.plan.loss_chunks import loss_chunk_notes
-from hpctrain.plan.memory import MemoryEstimate, estimate_memory
-from hpctrain.plan.memory_settings import MemorySettings, choose_memory_settings, resolved_work, with_tiers
+from hpctrain.plan.memory.estimate import MemoryEstimate, estimate_memory
+from hpctrain.plan.memory.loss_chunks import loss_chunk_notes
+from hpctrain.plan.memory.settings import MemorySettings, choose_memory_settings, resolved_work, with_tiers
 from hpctrain.plan.model_shape import ModelShape, resolve_model_shape
-from hpctrain.plan.nvme_config import with_nvme
-from hpctrain.plan.nvme_need import NvmeNeed, nvme_need, nvme_notes, nvme_problems, nvme_warnings
-from hpctrain.plan.parallelism_rules import parallelism_problems, parallelism_warnings, resolve_layout
-from hpctrain.plan.precision_rules import precision_problems, precision_warnings
+from hpctrain.plan.nvme.config import with_nvme
+from hpctrain.plan.nvme.need import NvmeNeed, nvme_need, nvme_notes, nvme_problems, nvme_warnings
 from hpctrain.plan.rank_work import RankWork
-from hpctrain.plan.slurm_request import SlurmRequest, build_slurm_request, request_warnings
-from hpctrain.plan.step_time import StepPrediction, predict_step
-from hpctrain.plan.track_rules import track_problems, track_warnings
-from hpctrain.plan.value_rules import slurm_only_problems, value_problems
+from hpctrain.plan.rules.chain import chain_notes, chain_problems, chain_warnings
+from hpctrain.plan.rules.compile import compile_notes, compile_problems
+from hpctrain.plan.rules.data import data_problems
+from hpctrain.plan.rules.first_weights import first_weights_problems
+from hpctrain.plan.rules.hardware import hardware_problems, hardware_warnings
+from hpctrain.plan.rules.parallelism import parallelism_problems, parallelism_warnings, resolve_layout
+from hpctrain.plan.rules.precision import precision_problems, precision_warnings
+from hpctrain.plan.rules.track import track_problems, track_warnings
+from hpctrain.plan.rules.values import slurm_only_problems, value_problems
+from hpctrain.plan.speed.step_time import StepPrediction, predict_step
 from hpctrain.secret_text import redact_text
 
 PLAN_SCHEMA_VERSION = 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from hpctrain.config.calibration import Calibration
 from hpctrain.config.strict_values import read_strictly
 from hpctrain.errors import ConfigError, RecordError
-from hpctrain.plan.calibration import LARGEST_FACTOR, SMALLEST_FACTOR
+from hpctrain.plan.speed.calibration import LARGEST_FACTOR, SMALLEST_FACTOR
 from hpctrain.record.files import checked_json, path_text, write_json
 
 CALIBRATION_SCHEMA_VERSION = 1

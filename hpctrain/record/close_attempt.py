@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from hpctrain.errors import HpctrainError, LaunchError, RecordError
-from hpctrain.plan.own_variables import BATCH_SIGNAL_VARIABLE
+from hpctrain.plan.job.own_variables import BATCH_SIGNAL_VARIABLE
 from hpctrain.record.attempt_files import attempt_numbers
 from hpctrain.record.attempt_rules import STARTS_AGAIN
 from hpctrain.record.end_evidence import EndEvidence, end_evidence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from hpctrain.plan.own_variables import ATTEMPT_VARIABLE, FIRST_ATTEMPT_VARIABLE
+from hpctrain.plan.job.own_variables import ATTEMPT_VARIABLE, FIRST_ATTEMPT_VARIABLE
 
 
 def attempt_number(environment: Mapping[str, str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hpctrain.plan.memory_terms import OUTSIDE_OF_TORCH
+from hpctrain.plan.memory.terms import OUTSIDE_OF_TORCH
 from hpctrain.rehearse.result import OWNERS, PHASES, Owner, Rehearsal, Tier
 from hpctrain.text_table import MISSING, aligned
 from hpctrain.units import gib

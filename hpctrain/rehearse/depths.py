@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpctrain.plan.memory.stage0 import REDUCE_BUCKET
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.plan.stage0_memory import REDUCE_BUCKET
 
 _STEP = 2
 _SHALLOWEST = 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from hpctrain.plan.memory import MemoryEstimate
-from hpctrain.plan.memory_terms import CONTEXT_TERM, PROCESS_TERM, ROUNDING_TERM, SOURCES, MemoryTerm, PhasePeak
+from hpctrain.plan.memory.estimate import MemoryEstimate
+from hpctrain.plan.memory.terms import CONTEXT_TERM, PROCESS_TERM, ROUNDING_TERM, SOURCES, MemoryTerm, PhasePeak
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.rehearse.result import PHASES, Rehearsal, Tier
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from hpctrain.plan.memory_terms import MEMORY_PHASES, MemoryPhase
+from hpctrain.plan.memory.terms import MEMORY_PHASES, MemoryPhase
 from hpctrain.record.files import read_record, write_record
 
 RESULT_FILE = "rehearsal.json"

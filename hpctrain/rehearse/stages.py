@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hpctrain.plan.fullest_ranks import candidates_of_stage
 from hpctrain.plan.layout import Layout
-from hpctrain.plan.memory import MemoryEstimate
+from hpctrain.plan.memory.estimate import MemoryEstimate
+from hpctrain.plan.memory.fullest_ranks import candidates_of_stage
 from hpctrain.plan.run_plan import RunPlan
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from hpctrain.errors import HpctrainError
 from hpctrain.huggingface.folder import WeightsFolder, folder_problems, read_folder
-from hpctrain.plan.first_weights import KEY
+from hpctrain.plan.rules.first_weights import KEY
 from hpctrain.worker.agreement import first_error
 from hpctrain.worker.end_reasons import CheckpointError
 from hpctrain.worker.rank_start import Rank

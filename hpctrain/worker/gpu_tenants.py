@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpctrain.plan.own_variables import RUN_VARIABLE
+from hpctrain.plan.job.own_variables import RUN_VARIABLE
 from hpctrain.units import gib
 
 _SMALL_BYTES = 2**30

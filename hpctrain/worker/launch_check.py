@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from hpctrain.plan.nodelist import node_names
+from hpctrain.plan.job.nodelist import node_names
 from hpctrain.record.identity import attempt_number
 from hpctrain.worker.check_plan import CheckPlan, read_check_plan
 from hpctrain.worker.end_reasons import EXIT_CODES, end_reason_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 
-from hpctrain.plan.nodelist import node_names
+from hpctrain.plan.job.nodelist import node_names
 from hpctrain.worker.end_reasons import RankEnvironmentError
 
 # Without its slurm.conf scontrol retries for a minute.

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpctrain.plan.nvme_need import NvmeNeed, room_problem
+from hpctrain.plan.nvme.need import NvmeNeed, room_problem
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.units import gib
 from hpctrain.worker.end_reasons import RankEnvironmentError

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from hpctrain.plan.own_variables import GUARD_MODULE, RANK_PROCESS_VARIABLE, RUN_VARIABLE
+from hpctrain.plan.job.own_variables import GUARD_MODULE, RANK_PROCESS_VARIABLE, RUN_VARIABLE
 from hpctrain.worker.linux import adopt_orphans, descendants, parent_of, signal_at_parents_death, start_of
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import hpctrain
 from hpctrain.config.schema import Config
-from hpctrain.plan.job_variables import rank_environment
-from hpctrain.plan.own_variables import DATA_PATH_VARIABLE
+from hpctrain.plan.job.own_variables import DATA_PATH_VARIABLE
+from hpctrain.plan.job.variables import rank_environment
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.files import write_record
 from hpctrain.record.open_attempt import with_opening

@@ -11,8 +11,8 @@ from deepspeed.ops.op_builder import AsyncIOBuilder
 from deepspeed.runtime.swap_tensor.partitioned_param_swapper import AsyncPartitionedParameterSwapper as ParameterSwapper
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3 as Stage3
 
-from hpctrain.plan.nvme_need import NvmeNeed
-from hpctrain.plan.nvme_tier import num_off_nvme
+from hpctrain.plan.nvme.need import NvmeNeed
+from hpctrain.plan.nvme.tier import num_off_nvme
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.worker.end_reasons import RankEnvironmentError
 

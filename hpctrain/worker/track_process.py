@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hpctrain.plan.own_variables import RANK_PROCESS_VARIABLE
+from hpctrain.plan.job.own_variables import RANK_PROCESS_VARIABLE
 from hpctrain.record.schema import TRACKERS_END_S
 from hpctrain.worker.end_reasons import StoppedBySignalError
 from hpctrain.worker.rank_guard import RankGuard

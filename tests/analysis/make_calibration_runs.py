@@ -10,8 +10,8 @@ import numpy as np
 
 from hpctrain.config.calibration import PartKind
 from hpctrain.config.schema import Config, HardwareConfig, ModelConfig, ParallelismConfig
-from hpctrain.plan.calibration import seconds_by_kind
 from hpctrain.plan.run_plan import build_run_plan
+from hpctrain.plan.speed.calibration import seconds_by_kind
 from hpctrain.record.files import write_text
 from hpctrain.record.frozen_config import config_text
 from hpctrain.record.paths import RunPaths

@@ -23,7 +23,7 @@ from hpctrain.analysis.figures.azure_plots import plot_azure_figure
 from hpctrain.analysis.frames import RUN_DTYPES
 from hpctrain.analysis.predicted import predict_published
 from hpctrain.analysis.published import load_published
-from hpctrain.plan.software import SOFTWARE
+from hpctrain.plan.speed.software import SOFTWARE
 from tests.analysis.figures.test_plots import png
 
 NAMES: list[FigureName] = list(FIGURES)

@@ -13,8 +13,8 @@ from hpctrain.analysis.calibration_runs import CalibrationResult, calibrate
 from hpctrain.analysis.frames import load_frames, run_summaries
 from hpctrain.config.calibration import Calibration, PartKind
 from hpctrain.config.schema import BatchRampConfig
-from hpctrain.plan.calibration_choice import calibration_for
 from hpctrain.plan.run_plan import build_run_plan
+from hpctrain.plan.speed.calibration_choice import calibration_for
 from hpctrain.record.files import write_text
 from hpctrain.record.frozen_config import config_text
 from hpctrain.record.reader import read_plan

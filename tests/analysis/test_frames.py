@@ -22,7 +22,7 @@ from hpctrain.analysis.frames import (
 from hpctrain.analysis.node_files import SAMPLE_DTYPES
 from hpctrain.analysis.run_row import RunSummary
 from hpctrain.analysis.summary import summarise
-from hpctrain.plan.step_time import StepPrediction
+from hpctrain.plan.speed.step_time import StepPrediction
 from hpctrain.record.paths import RunPaths
 from tests.analysis.make_runs import CPU_NODE, GPU_NODE, Attempt, make_run, sample, toy_config, write_samples
 

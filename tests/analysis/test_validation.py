@@ -11,9 +11,9 @@ from hpctrain.analysis.published import load_published
 from hpctrain.analysis.published_runs import published_run
 from hpctrain.analysis.validation import CALIBRATION, VALIDATION, validation_rows, validation_table
 from hpctrain.plan.devices import DEVICES
-from hpctrain.plan.plain_shape import plain_shape
-from hpctrain.plan.software import SOFTWARE, sustained_rates
-from hpctrain.plan.step_parts import Machine, Recomputation, Setup, step_parts
+from hpctrain.plan.speed.software import SOFTWARE, sustained_rates
+from hpctrain.plan.speed.step_parts import Machine, Recomputation, Setup, step_parts
+from hpctrain.plan.stated.plain_shape import plain_shape
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
     python tests/bench/host_work.py [PORT]
 
 One process, blocks too small for their arithmetic to count, each recomputed; CPU time of the thread, so that other work on the
-machine counts little. Between two depths the difference is that of the blocks. What ``plan/software.py`` has as
+machine counts little. Between two depths the difference is that of the blocks. What ``plan/speed/software.py`` has as
 ``host_s_per_block_pass`` of ``deepspeed_leaf_blocks`` was held against it: 2026-12-01, two busy cores, DeepSpeed 0.19.8: 1.0 ms
 with each block as a leaf module, 2.0 ms gathered piece by piece, 0.3 ms without DeepSpeed.
 """

@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain import cli
 from hpctrain.errors import HpctrainError
-from hpctrain.plan.table_cells import COLUMNS
+from hpctrain.plan.stated.cells import COLUMNS
 
 WORDS = "model=13b nodes=4 parallelism=zero3"
 CASES = {

@@ -11,8 +11,8 @@ import pytest
 from hpctrain.cli_plan_cost import plan_json, plan_text, take_cost_words
 from hpctrain.config.compose import Point, compose_points
 from hpctrain.errors import ConfigError
-from hpctrain.plan.cost_options import CostOptions
-from hpctrain.plan.render import render_plan
+from hpctrain.plan.cost.options import CostOptions
+from hpctrain.plan.render.plan import render_plan
 from hpctrain.plan.run_plan import RunPlan, build_run_plan
 
 TOKENS = CostOptions(tokens=1e9)

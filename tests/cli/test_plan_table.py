@@ -10,8 +10,8 @@ import pytest
 
 from hpctrain.cli_plan_table import plan_table, plan_table_words
 from hpctrain.errors import EXIT_CONFIG, EXIT_OK, ConfigError
-from hpctrain.plan.table import ADDED
-from hpctrain.plan.table_cells import COLUMNS
+from hpctrain.plan.stated.cells import COLUMNS
+from hpctrain.plan.stated.table import ADDED
 
 PUBLISHED = Path(__file__).parents[2] / "analysis" / "published"
 

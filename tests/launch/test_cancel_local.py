@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from hpctrain.launch.status import local_run
-from hpctrain.plan.own_variables import GUARD_MODULE
+from hpctrain.plan.job.own_variables import GUARD_MODULE
 
 
 def test_guards_clean_up_after_ranks_that_had_to_be_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.launch.site.formats import nodes, partitions
 from hpctrain.launch.site.question import SiteQuestion, ask_site
 from hpctrain.launch.slurm.states import SlurmCluster
-from hpctrain.plan.site_limits import Gres, Site
+from hpctrain.plan.site.limits import Gres, Site
 from tests.launch.site_fakes import SAMPLES, VERSIONS, fake_site, program
 
 CLUSTER = SlurmCluster()

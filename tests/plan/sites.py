@@ -8,8 +8,8 @@ import functools
 from hpctrain.config.compose import Point, compose_points
 from hpctrain.config.schema import Config
 from hpctrain.plan.run_plan import RunPlan, build_run_plan
-from hpctrain.plan.site_check import plan_on_site
-from hpctrain.plan.site_limits import (
+from hpctrain.plan.site.check import plan_on_site
+from hpctrain.plan.site.limits import (
     Gres,
     Node,
     NodeGroup,

@@ -12,11 +12,11 @@ from hpctrain.config.open_keys import AUTO, NEUTRAL, value_at
 from hpctrain.config.schema import TrainingConfig
 from hpctrain.errors import ConfigError
 from hpctrain.launch.point_plans import plan_points
-from hpctrain.plan.alternatives import Alternative, AutoChoice
-from hpctrain.plan.auto_choice import search_subject
-from hpctrain.plan.form_name import form_name, form_words
-from hpctrain.plan.render import render_plan
-from hpctrain.plan.render_choice import render_choice
+from hpctrain.plan.auto.alternatives import Alternative, AutoChoice
+from hpctrain.plan.auto.choice import search_subject
+from hpctrain.plan.auto.form_name import form_name, form_words
+from hpctrain.plan.render.choice import render_choice
+from hpctrain.plan.render.plan import render_plan
 from hpctrain.plan.run_plan import RunPlan, build_run_plan
 from hpctrain.record.frozen_config import config_text, parse_config
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from hpctrain.errors import ConfigError
-from hpctrain.plan.azureml_job import AzureMlTarget, azureml_job_name, azureml_job_text
-from hpctrain.plan.render import render_plan
+from hpctrain.plan.job.azureml import AzureMlTarget, azureml_job_name, azureml_job_text
+from hpctrain.plan.render.plan import render_plan
 from tests.plan.test_run_plan import plan_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -10,9 +10,9 @@ import pytest
 from hpctrain.config.schema import BatchRampConfig
 from hpctrain.launch.status.glance import PlanNumbers
 from hpctrain.plan.batch_ramp import RampStage, ramp_problems, ramp_stages, samples_before, steps_for_samples
-from hpctrain.plan.cost import full_steps, steps_for_tokens
+from hpctrain.plan.cost.cost import full_steps, steps_for_tokens
 from hpctrain.plan.layout import Batch
-from hpctrain.plan.render import render_plan
+from hpctrain.plan.render.plan import render_plan
 from hpctrain.plan.run_plan import RunPlan
 from tests.plan.test_run_plan import plan_of
 

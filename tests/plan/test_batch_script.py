@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.plan import batch_script, container
-from hpctrain.plan.batch_script import ScriptTarget, TaskArray, sbatch_script
-from hpctrain.plan.own_variables import OWN_VARIABLES
+from hpctrain.plan.job import batch_script, container
+from hpctrain.plan.job.batch_script import ScriptTarget, TaskArray, sbatch_script
+from hpctrain.plan.job.own_variables import OWN_VARIABLES
 from hpctrain.secret_text import REDACTED
 from tests.plan.test_run_plan import plan_of
 

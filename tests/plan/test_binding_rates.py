@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from hpctrain.plan.binding_rates import FIXED, binding_rates
-from hpctrain.plan.nvme_parts import NvmeTraffic
-from hpctrain.plan.plain_shape import plain_shape
-from hpctrain.plan.software import SOFTWARE
-from hpctrain.plan.step_parts import Machine, Setup, step_parts
+from hpctrain.plan.speed.binding_rates import FIXED, binding_rates
+from hpctrain.plan.speed.nvme_parts import NvmeTraffic
+from hpctrain.plan.speed.software import SOFTWARE
+from hpctrain.plan.speed.step_parts import Machine, Setup, step_parts
+from hpctrain.plan.stated.plain_shape import plain_shape
 
 SHAPE = plain_shape(32, 4096, 32000, num_heads=32)
 MACHINE = Machine(8, 271.2, 2039, 300, 200, 25, 409, 20, 10)

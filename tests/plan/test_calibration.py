@@ -10,22 +10,22 @@ import pytest
 
 from hpctrain.config.calibration import Calibration, Seen
 from hpctrain.config.schema import Config, ParallelismConfig
-from hpctrain.plan import calibration_choice, step_parts
-from hpctrain.plan.calibration import KIND_OF_PART, seconds_by_kind
-from hpctrain.plan.calibration_choice import (
+from hpctrain.plan.run_plan import build_run_plan
+from hpctrain.plan.search.ranking import OpenKeys, rank_choices
+from hpctrain.plan.speed import calibration_choice, step_parts
+from hpctrain.plan.speed.calibration import KIND_OF_PART, seconds_by_kind
+from hpctrain.plan.speed.calibration_choice import (
     calibration_for,
     prediction_of_run,
     rates_of,
     stated_rates,
     step_model_mark,
 )
-from hpctrain.plan.nvme_parts import NvmeTraffic
-from hpctrain.plan.plain_shape import plain_shape
-from hpctrain.plan.run_plan import build_run_plan
-from hpctrain.plan.search.ranking import OpenKeys, rank_choices
-from hpctrain.plan.software import HALF_RATE_DEPTH, SOFTWARE
-from hpctrain.plan.step_parts import Machine, Setup
-from hpctrain.plan.step_time import OWN_SOFTWARE, StepPrediction, time_range_s
+from hpctrain.plan.speed.nvme_parts import NvmeTraffic
+from hpctrain.plan.speed.software import HALF_RATE_DEPTH, SOFTWARE
+from hpctrain.plan.speed.step_parts import Machine, Setup
+from hpctrain.plan.speed.step_time import OWN_SOFTWARE, StepPrediction, time_range_s
+from hpctrain.plan.stated.plain_shape import plain_shape
 from hpctrain.rehearse.measured import compute_parts
 from tests.analysis.make_calibration_runs import COMPOSED_NODE, OFFLOAD, composed_config
 

@@ -6,7 +6,7 @@ import pytest
 
 from hpctrain.config.compose import compose_points
 from hpctrain.config.schema import Config
-from hpctrain.plan.chain_rules import chain_problems, chain_warnings, num_links
+from hpctrain.plan.rules.chain import chain_problems, chain_warnings, num_links
 from hpctrain.plan.run_plan import build_run_plan
 
 

@@ -13,10 +13,10 @@ from hpctrain.plan.changes.cheapest import Changes, cheapest_changes, is_short_o
 from hpctrain.plan.changes.levers import ACCUMULATION, MICRO, levers
 from hpctrain.plan.changes.render import change_text, refusal, render_changes, with_changes
 from hpctrain.plan.changes.trials import MOST_LOOKS
-from hpctrain.plan.memory import ASK_THE_PLAN
-from hpctrain.plan.memory_terms import MemoryTerm
+from hpctrain.plan.memory.estimate import ASK_THE_PLAN
+from hpctrain.plan.memory.terms import MemoryTerm
 from hpctrain.plan.run_plan import RunPlan, build_run_plan
-from hpctrain.plan.site_limits import NodeGroup
+from hpctrain.plan.site.limits import NodeGroup
 from hpctrain.units import GIB
 from tests.plan.sites import A100 as NODE
 from tests.plan.sites import partition, site

@@ -10,10 +10,10 @@ import pytest
 
 from hpctrain.config.compose import Point, compose_points
 from hpctrain.errors import EXIT_CONFIG, ConfigError
-from hpctrain.plan.cost import Estimate, RunCost, run_cost, steps_for_tokens
-from hpctrain.plan.cost_options import COST_HELP, COST_OPTIONS, CostOptions, take_cost_options
+from hpctrain.plan.cost.cost import Estimate, RunCost, run_cost, steps_for_tokens
+from hpctrain.plan.cost.options import COST_HELP, COST_OPTIONS, CostOptions, take_cost_options
 from hpctrain.plan.layout import Batch
-from hpctrain.plan.render_cost import render_cost
+from hpctrain.plan.render.cost import render_cost
 from hpctrain.plan.run_plan import RunPlan, build_run_plan
 
 AZURE_530B = "model=530b nodes=128 training.seq_len=1024 training.micro_batch_size=8"

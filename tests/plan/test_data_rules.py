@@ -6,7 +6,7 @@ import pytest
 
 from hpctrain.config.compose import compose_points
 from hpctrain.config.schema import Config
-from hpctrain.plan.data_rules import data_problems, mounted_folder, training_windows
+from hpctrain.plan.rules.data import data_problems, mounted_folder, training_windows
 from hpctrain.plan.run_plan import build_run_plan
 
 TOKENS = ["data=tokens", "data.path=/d/a"]

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from hpctrain.config.schema import ActivationCheckpointing, HardwareConfig, ParallelismConfig
-from hpctrain.plan.decoder_activations import DecoderActivations
 from hpctrain.plan.layout import Batch, Layout
-from hpctrain.plan.loss_chunks import loss_chunk_size
+from hpctrain.plan.memory.decoder_activations import DecoderActivations
+from hpctrain.plan.memory.loss_chunks import loss_chunk_size
 from hpctrain.plan.model_shape import ModelShape
-from hpctrain.plan.plain_shape import plain_shape
 from hpctrain.plan.rank_work import RankWork
-from hpctrain.plan.render import render_plan
+from hpctrain.plan.render.plan import render_plan
 from hpctrain.plan.run_plan import RunPlan
+from hpctrain.plan.stated.plain_shape import plain_shape
 from tests.plan.test_run_plan import plan_of
 
 H, Q, KV, F, V, HEADS = 1024, 1024, 256, 3584, 32000, 16

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hpctrain.plan.elementwise import chosen, everywhere, larger, smaller, somewhere
-from hpctrain.plan.plain_shape import plain_shape
-from hpctrain.plan.software import SOFTWARE
-from hpctrain.plan.step_parts import Machine, Setup, step_parts
+from hpctrain.plan.speed.software import SOFTWARE
+from hpctrain.plan.speed.step_parts import Machine, Setup, step_parts
+from hpctrain.plan.stated.plain_shape import plain_shape
 
 COLUMN = cast(Any, np.array([1.0, 5.0]))
 

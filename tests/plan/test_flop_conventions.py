@@ -17,7 +17,7 @@ from hpctrain.plan.flop_conventions import (
     utilisation,
 )
 from hpctrain.plan.model_shape import ModelShape
-from hpctrain.plan.plain_shape import plain_shape
+from hpctrain.plan.stated.plain_shape import plain_shape
 
 CONVENTIONS: tuple[FlopConvention, ...] = get_args(FlopConvention)
 SMALL = plain_shape(2, 8, 10, num_heads=2)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.config.compose import compose_points
+from hpctrain.plan.memory.stage12_shares import fullest_data_ranks, rank_share
 from hpctrain.plan.rank_parameters import RankParameters
 from hpctrain.plan.run_plan import build_run_plan, with_memory_of
-from hpctrain.plan.stage12_shares import fullest_data_ranks, rank_share
 
 FEW_BLOCKS = "training.micro_batch_size=1 training.activation_checkpointing=full training.seq_len=1024"
 CASES = {

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from hpctrain.plan.cost import steps_for_tokens
-from hpctrain.plan.goodput import (
+from hpctrain.plan.cost.cost import steps_for_tokens
+from hpctrain.plan.cost.goodput import (
     FIRST_ORDER_LIMIT,
     PUBLISHED_NODE_MTBF_HOURS,
     Failures,

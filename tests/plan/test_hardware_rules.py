@@ -10,7 +10,7 @@ import pytest
 from hpctrain.config.schema import HardwareConfig
 from hpctrain.config.strict_values import read_strictly
 from hpctrain.errors import ConfigError
-from hpctrain.plan.hardware_rules import hardware_problems, hardware_warnings
+from hpctrain.plan.rules.hardware import hardware_problems, hardware_warnings
 
 A100: dict[str, Any] = {
     "name": "site",

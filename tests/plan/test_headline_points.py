@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.plan.table import plan_row
+from hpctrain.plan.stated.table import plan_row
 from tests.plan.test_run_plan import plan_of
 
 PUBLISHED = Path(__file__).parents[2] / "analysis" / "published" / "azure-deepspeed.csv"

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from hpctrain.plan.host_copies import FIRST_COPIES_TERM, FORKED_TERM, with_host_copies
-from hpctrain.plan.memory import CPU_PROCESS_BYTES
-from hpctrain.plan.memory_habits import HABITS
-from hpctrain.plan.memory_terms import PROCESS_TERM, ROUNDING_TERM
-from hpctrain.plan.plain_shape import plain_shape
-from hpctrain.plan.software import SOFTWARE
-from hpctrain.plan.step_parts import Setup
-from hpctrain.plan.tier_memory import tier_memory
+from hpctrain.plan.memory.estimate import CPU_PROCESS_BYTES
+from hpctrain.plan.memory.terms import PROCESS_TERM, ROUNDING_TERM
+from hpctrain.plan.speed.software import SOFTWARE
+from hpctrain.plan.speed.step_parts import Setup
+from hpctrain.plan.stated.host_copies import FIRST_COPIES_TERM, FORKED_TERM, with_host_copies
+from hpctrain.plan.stated.memory_habits import HABITS
+from hpctrain.plan.stated.plain_shape import plain_shape
+from hpctrain.plan.stated.tier_memory import tier_memory
 
 SHAPE = plain_shape(2, 1024, 1000, num_heads=8, max_seq_len=512)
 SETUP = Setup(SHAPE, 512, 1, 1, 8, zero_stage=3, recomputation="full", offload_optimizer=True, offload_param=True)

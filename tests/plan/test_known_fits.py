@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hpctrain.plan.table import plan_row
-from hpctrain.plan.table_cells import COLUMNS
+from hpctrain.plan.stated.cells import COLUMNS
+from hpctrain.plan.stated.table import plan_row
 
 LLAMA_7B = {
     "model": "Llama-2-7B",

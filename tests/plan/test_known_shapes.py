@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.errors import ConfigError
-from hpctrain.plan.known_shapes import _TABLE, KnownShape, known_shape
-from hpctrain.plan.stated_run import derive, row_shape
-from hpctrain.plan.table import plan_row
-from hpctrain.plan.table_cells import COLUMNS
+from hpctrain.plan.stated.cells import COLUMNS
+from hpctrain.plan.stated.known_shapes import _TABLE, KnownShape, known_shape
+from hpctrain.plan.stated.run import derive, row_shape
+from hpctrain.plan.stated.table import plan_row
 
 GATED = ("llama", "mistral", "qwen", "gemma", "phi-3")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.plan.gathering import GatherRules, gathered_visits
-from hpctrain.plan.gradient_buckets import gradient_flow
-from hpctrain.plan.memory_terms import CONTEXT_TERM, MEMORY_PHASES, PROCESS_TERM, ROUNDING_TERM, SOURCES
+from hpctrain.plan.memory.gathering import GatherRules, gathered_visits
+from hpctrain.plan.memory.gradient_buckets import gradient_flow
+from hpctrain.plan.memory.terms import CONTEXT_TERM, MEMORY_PHASES, PROCESS_TERM, ROUNDING_TERM, SOURCES
 from hpctrain.plan.rank_parameters import RankParameters, rank_parameters
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.units import GIB

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.plan.network import Group, Links, all_reduce_time_s, all_to_all_time_s, gather_time_s, group_of
+from hpctrain.plan.speed.network import Group, Links, all_reduce_time_s, all_to_all_time_s, gather_time_s, group_of
 
 LINKS = Links(gpus_per_node=8, link_gb_per_s=200, network_gb_per_s=100, hop_latency_s=1e-5)
 

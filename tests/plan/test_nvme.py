@@ -9,12 +9,12 @@ import pytest
 from hpctrain.config.aio import AioConfig
 from hpctrain.config.schema import ParallelismConfig
 from hpctrain.errors import EXIT_DOES_NOT_FIT, ConfigError
-from hpctrain.plan.nvme_need import NvmeNeed, room_problem
-from hpctrain.plan.nvme_parts import NvmeTraffic, nvme_parts
-from hpctrain.plan.nvme_tier import PIPELINED_BUFFERS, PLAIN_BUFFERS, NvmeTier, tiered_sub_groups
+from hpctrain.plan.nvme.need import NvmeNeed, room_problem
+from hpctrain.plan.nvme.tier import PIPELINED_BUFFERS, PLAIN_BUFFERS, NvmeTier, tiered_sub_groups
 from hpctrain.plan.rank_parameters import RankParameters
-from hpctrain.plan.render import render_plan
+from hpctrain.plan.render.plan import render_plan
 from hpctrain.plan.run_plan import RunPlan
+from hpctrain.plan.speed.nvme_parts import NvmeTraffic, nvme_parts
 from hpctrain.units import GIB
 from tests.plan.test_run_plan import plan_of
 

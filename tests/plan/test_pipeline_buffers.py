@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.plan.pipeline_buffers import PipelineBuffers, micro_batches_in_flight, pipeline_buffers
+from hpctrain.plan.memory.pipeline_buffers import PipelineBuffers, micro_batches_in_flight, pipeline_buffers
 from hpctrain.plan.rank_work import RankWork
 from tests.plan.test_memory import terms_of
 from tests.plan.works import work_of

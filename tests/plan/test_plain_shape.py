@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.errors import ConfigError
-from hpctrain.plan.plain_shape import plain_shape
+from hpctrain.plan.stated.plain_shape import plain_shape
 
 
 def test_what_is_not_given_is_derived() -> None:

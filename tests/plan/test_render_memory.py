@@ -9,9 +9,9 @@ import pytest
 
 from hpctrain.config.compose import Point, compose_points
 from hpctrain.plan.checkpoint_size import saved_bytes
-from hpctrain.plan.memory_terms import MEMORY_PHASES
-from hpctrain.plan.phase_memory import gpu_phases
-from hpctrain.plan.render_memory import render_memory
+from hpctrain.plan.memory.phases import gpu_phases
+from hpctrain.plan.memory.terms import MEMORY_PHASES
+from hpctrain.plan.render.memory import render_memory
 from hpctrain.plan.run_plan import RunPlan, build_run_plan
 from hpctrain.units import GIB, gib
 

@@ -8,7 +8,7 @@ import pytest
 
 from hpctrain.config.compose import compose_points
 from hpctrain.errors import ConfigError
-from hpctrain.plan.render import render_plan
+from hpctrain.plan.render.plan import render_plan
 from hpctrain.plan.run_plan import RunPlan, build_run_plan
 
 

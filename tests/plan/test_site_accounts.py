@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from hpctrain.plan.site_check import sweep_warnings
-from hpctrain.plan.site_hint import site_hint
-from hpctrain.plan.site_limits import (
+from hpctrain.plan.site.check import sweep_warnings
+from hpctrain.plan.site.hint import site_hint
+from hpctrain.plan.site.limits import (
     Account,
     Accounting,
     Association,
@@ -16,8 +16,8 @@ from hpctrain.plan.site_limits import (
     Qos,
     Site,
 )
-from hpctrain.plan.site_need import request_need
-from hpctrain.plan.site_nodes import short_list
+from hpctrain.plan.site.need import request_need
+from hpctrain.plan.site.nodes import short_list
 from tests.plan.sites import (
     GPU,
     OLD,

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from hpctrain.plan.site_limits import (
+from hpctrain.plan.site.limits import (
     Gres,
     NodeGroup,
     Site,

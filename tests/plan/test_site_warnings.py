@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from hpctrain.plan.changes.cheapest import is_short_of_memory
-from hpctrain.plan.site_limits import (
+from hpctrain.plan.site.limits import (
     NodeGroup,
     Reservation,
 )

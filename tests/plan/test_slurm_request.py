@@ -9,10 +9,10 @@ import pytest
 from hpctrain.config.compose import compose_points
 from hpctrain.config.schema import ClusterConfig
 from hpctrain.errors import ConfigError
-from hpctrain.plan.job_variables import variable_problems
-from hpctrain.plan.render import render_plan
-from hpctrain.plan.sbatch_options import EXTRA_OPTIONS, OWN_KEYS, extra_problems
-from hpctrain.plan.slurm_request import SlurmRequest, slurm_safe_name
+from hpctrain.plan.job.sbatch_options import EXTRA_OPTIONS, OWN_KEYS, extra_problems
+from hpctrain.plan.job.slurm_request import SlurmRequest, slurm_safe_name
+from hpctrain.plan.job.variables import variable_problems
+from hpctrain.plan.render.plan import render_plan
 from hpctrain.units import parse_slurm_time
 from tests.plan.test_run_plan import plan_of
 

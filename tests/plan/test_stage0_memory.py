@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.plan.memory_terms import PhasePeak
+from hpctrain.plan.memory.stage0 import REDUCE_BUCKET
+from hpctrain.plan.memory.terms import PhasePeak
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.plan.stage0_memory import REDUCE_BUCKET
 from tests.plan.test_run_plan import plan_of
 
 ON_GPUS = ("model=125m", "parallelism=ddp", "hardware=ndm_a100_v4", "training.activation_checkpointing=full")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.errors import ConfigError
-from hpctrain.plan.memory_choice import choose_memory
-from hpctrain.plan.stated_run import ASSUMED_VOCAB, derive, row_shape, stated_run
-from hpctrain.plan.step_parts import step_parts
-from hpctrain.plan.trainer import find_trainer
+from hpctrain.plan.speed.step_parts import step_parts
+from hpctrain.plan.stated.memory_choice import choose_memory
+from hpctrain.plan.stated.run import ASSUMED_VOCAB, derive, row_shape, stated_run
+from hpctrain.plan.stated.trainer import find_trainer
 
 Row = dict[str, str | float | None]
 ROW: Row = {

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hpctrain.plan.flops import step_flops
-from hpctrain.plan.plain_shape import plain_shape
-from hpctrain.plan.software import HALF_RATE_DEPTH, HALF_RATE_OUTPUTS, SOFTWARE, UNALIGNED_SHARE
-from hpctrain.plan.step_parts import Machine, Setup, block_efficiency, product_efficiency, step_parts
+from hpctrain.plan.speed.software import HALF_RATE_DEPTH, HALF_RATE_OUTPUTS, SOFTWARE, UNALIGNED_SHARE
+from hpctrain.plan.speed.step_parts import Machine, Setup, block_efficiency, product_efficiency, step_parts
+from hpctrain.plan.stated.plain_shape import plain_shape
 
 SHAPE = plain_shape(32, 4096, 32000, num_heads=32)
 MACHINE = Machine(

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from hpctrain.plan.render import render_plan
+from hpctrain.plan.render.plan import render_plan
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.plan.software import SOFTWARE
-from hpctrain.plan.step_time import OWN_SOFTWARE, StepPrediction, time_range_s, uncertainty_text
+from hpctrain.plan.speed.software import SOFTWARE
+from hpctrain.plan.speed.step_time import OWN_SOFTWARE, StepPrediction, time_range_s, uncertainty_text
 from tests.plan.test_run_plan import plan_of as new_plan_of
 
 PUBLISHED_530B = ("model=530b", "nodes=128", "training.seq_len=1024", "training.micro_batch_size=8")

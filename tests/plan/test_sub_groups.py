@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hpctrain.plan.memory.sub_groups import choose_sub_group_size, host_share, num_kept_on_gpu, sub_groups
 from hpctrain.plan.rank_parameters import RankParameters, rank_parameters
-from hpctrain.plan.sub_groups import choose_sub_group_size, host_share, num_kept_on_gpu, sub_groups
 from tests.plan.test_run_plan import plan_of
 
 # 10 blocks of matrices of 30, 10, 40 and 40 and of vectors of 6; a table of 100.

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from hpctrain.config.compose import compose_points
+from hpctrain.plan.job.slurm_request import SlurmRequest
 from hpctrain.plan.run_plan import build_run_plan
-from hpctrain.plan.site_limits import Accounting, Association, Limits, Partition, Qos, Site
-from hpctrain.plan.slurm_request import SlurmRequest
-from hpctrain.plan.sweep_groups import array_request, array_spec, group_points, largest_array, request_shape
+from hpctrain.plan.site.limits import Accounting, Association, Limits, Partition, Qos, Site
+from hpctrain.plan.sweep.groups import array_request, array_spec, group_points, largest_array, request_shape
 
 
 def requests(*words: str) -> list[SlurmRequest]:

@@ -13,11 +13,11 @@ import pytest
 from hpctrain.config.compose import compose_points
 from hpctrain.config.schema import RunConfig
 from hpctrain.launch.point_plans import plan_points
-from hpctrain.plan.cost import run_cost
-from hpctrain.plan.cost_options import CostOptions, take_cost_options
-from hpctrain.plan.render_sweep import render_sweep
+from hpctrain.plan.cost.cost import run_cost
+from hpctrain.plan.cost.options import CostOptions, take_cost_options
+from hpctrain.plan.render.sweep import render_sweep
 from hpctrain.plan.run_plan import build_run_plan
-from hpctrain.plan.sweep_table import PlannedPoint, SweepTable, sweep_table, tokens_per_s_per_gpu
+from hpctrain.plan.sweep.table import PlannedPoint, SweepTable, sweep_table, tokens_per_s_per_gpu
 from hpctrain.units import gib
 
 WEAK = "model=175b nodes=16,32,64,128 training.micro_batch_size=8"
@@ -320,7 +320,7 @@ def test_an_unasked_cost_is_not_computed() -> None:
 
 def test_the_table_loads_nothing_heavy() -> None:
     code = (
-        "import sys, hpctrain.plan.render_sweep, hpctrain.plan.render_cost;"
+        "import sys, hpctrain.plan.render.sweep, hpctrain.plan.render.cost;"
         "print([name for name in ('numpy', 'pandas', 'torch', 'deepspeed', 'hydra', 'yaml') if name in sys.modules])"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

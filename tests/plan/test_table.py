@@ -8,8 +8,8 @@ import pytest
 
 from hpctrain.errors import ConfigError
 from hpctrain.plan.devices import DEVICES
-from hpctrain.plan.table import ADDED, plan_row, plan_rows
-from hpctrain.plan.table_cells import COLUMNS, check_header, read_cells
+from hpctrain.plan.stated.cells import COLUMNS, check_header, read_cells
+from hpctrain.plan.stated.table import ADDED, plan_row, plan_rows
 
 BLOOM = {
     "source": "BigScience (BLOOM tuning)",

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from hpctrain.plan.memory_habits import CACHED_SHARE, CONTEXT_GIB, FAMILY_CONTEXT_GIB, HABITS, STUCK_SHARE
 from hpctrain.plan.model_shape import ModelShape
-from hpctrain.plan.plain_shape import plain_shape
-from hpctrain.plan.rank_activations import block_bytes, loss_bytes
-from hpctrain.plan.software import SOFTWARE
-from hpctrain.plan.step_parts import Recomputation, Setup
-from hpctrain.plan.tier_memory import (
+from hpctrain.plan.speed.software import SOFTWARE
+from hpctrain.plan.speed.step_parts import Recomputation, Setup
+from hpctrain.plan.stated.memory_habits import CACHED_SHARE, CONTEXT_GIB, FAMILY_CONTEXT_GIB, HABITS, STUCK_SHARE
+from hpctrain.plan.stated.plain_shape import plain_shape
+from hpctrain.plan.stated.rank_activations import block_bytes, loss_bytes
+from hpctrain.plan.stated.tier_memory import (
     KEPT,
     OUTSIDE,
     STEP,

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 import torch
 
-from hpctrain.plan import tier_memory as module
-from hpctrain.plan.decoder_activations import DecoderActivations
-from hpctrain.plan.memory import DEVICE_CONTEXT_BYTES
-from hpctrain.plan.memory import rank_memory as engine_memory
-from hpctrain.plan.memory_habits import COLLECTIVES_GIB, FAMILY_CONTEXT_GIB, HABITS
-from hpctrain.plan.memory_terms import MemoryPhase, RankMemory
+from hpctrain.plan.memory.decoder_activations import DecoderActivations
+from hpctrain.plan.memory.estimate import DEVICE_CONTEXT_BYTES
+from hpctrain.plan.memory.estimate import rank_memory as engine_memory
+from hpctrain.plan.memory.terms import MemoryPhase, RankMemory
 from hpctrain.plan.rank_work import RankWork
-from hpctrain.plan.software import SOFTWARE
-from hpctrain.plan.step_parts import Setup
-from hpctrain.plan.tier_memory import RankTerm, rank_memory
+from hpctrain.plan.speed.software import SOFTWARE
+from hpctrain.plan.speed.step_parts import Setup
+from hpctrain.plan.stated import tier_memory as module
+from hpctrain.plan.stated.memory_habits import COLLECTIVES_GIB, FAMILY_CONTEXT_GIB, HABITS
+from hpctrain.plan.stated.tier_memory import RankTerm, rank_memory
 from hpctrain.units import GIB
 from hpctrain.worker.model.decoder import Decoder
 from tests.plan.works import work_of

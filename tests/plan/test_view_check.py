@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.plan.batch_script import _VIEW_CHECK
+from hpctrain.plan.job.batch_script import _VIEW_CHECK
 
 # A real Slurm has one file system here. Each node gets its own view of the path, and a second of waiting takes none.
 SRUN = """#!/bin/sh

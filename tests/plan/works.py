@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpctrain.config.compose import compose_points
-from hpctrain.plan.memory_settings import resolved_work, with_tiers
+from hpctrain.plan.memory.settings import resolved_work, with_tiers
 from hpctrain.plan.rank_work import RankWork
 from hpctrain.plan.run_plan import build_run_plan
 

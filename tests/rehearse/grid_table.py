@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.config.compose import compose_points
-from hpctrain.plan.memory_terms import MEMORY_PHASES
+from hpctrain.plan.memory.terms import MEMORY_PHASES
 from hpctrain.plan.run_plan import build_run_plan, with_memory_of
 from hpctrain.units import GIB
 from tests.rehearse.memory_grid import grid_cases, read_grid

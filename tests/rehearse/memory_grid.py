@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.plan.memory_terms import MEMORY_PHASES
+from hpctrain.plan.memory.terms import MEMORY_PHASES
 from hpctrain.rehearse.result import Rehearsal, Tier, read_rehearsal
 from tests.stored_table import Row, read_table, write_table
 

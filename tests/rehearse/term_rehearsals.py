@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from hpctrain.plan.memory import rank_memory
-from hpctrain.plan.memory_terms import MEMORY_PHASES, Amounts, MemoryPhase
+from hpctrain.plan.memory.estimate import rank_memory
+from hpctrain.plan.memory.terms import MEMORY_PHASES, Amounts, MemoryPhase
 from hpctrain.rehearse.compare import OWNER_OF_TERM
 from hpctrain.rehearse.result import Rehearsal, read_rehearsal
 from tests.plan.works import work_of

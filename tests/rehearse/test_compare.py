@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpctrain.plan.memory_terms import OUTSIDE_OF_TORCH, SOURCES
+from hpctrain.plan.memory.terms import OUTSIDE_OF_TORCH, SOURCES
 from hpctrain.rehearse.compare import OWNER_OF_TERM, compare, render_comparison
 from hpctrain.rehearse.result import OWNERS, CountedFlops, Phase, Rehearsal, Tier, TierPhase, Timeline
 from hpctrain.units import GIB

@@ -16,10 +16,10 @@ from functools import cache
 import pytest
 import torch
 
-from hpctrain.plan.memory import CPU_PROCESS_BYTES, DEVICE_CONTEXT_BYTES, rank_memory
-from hpctrain.plan.memory_habits import FAMILY_CONTEXT_GIB
-from hpctrain.plan.memory_terms import CONTEXT_TERM, PROCESS_TERM, ROUNDING_TERM, SOURCES
+from hpctrain.plan.memory.estimate import CPU_PROCESS_BYTES, DEVICE_CONTEXT_BYTES, rank_memory
+from hpctrain.plan.memory.terms import CONTEXT_TERM, PROCESS_TERM, ROUNDING_TERM, SOURCES
 from hpctrain.plan.rank_work import RankWork
+from hpctrain.plan.stated.memory_habits import FAMILY_CONTEXT_GIB
 from hpctrain.units import GIB
 from hpctrain.worker.model.decoder import Decoder
 from tests.plan.works import work_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.plan.fullest_ranks import candidates_of_stage
 from hpctrain.plan.layout import Layout
-from hpctrain.plan.memory import MemoryEstimate
-from hpctrain.plan.memory_terms import MemoryTerm
+from hpctrain.plan.memory.estimate import MemoryEstimate
+from hpctrain.plan.memory.fullest_ranks import candidates_of_stage
+from hpctrain.plan.memory.terms import MemoryTerm
 from hpctrain.rehearse.stages import ranks_to_rehearse, stages_of_each_kind, why_these
 from tests.rehearse.rehearsals import GPT, make_plan
 

@@ -17,7 +17,7 @@ from hpctrain.config.compose import compose_points
 from hpctrain.launch.site.question import ask_site
 from hpctrain.launch.slurm.states import SlurmCluster
 from hpctrain.plan.run_plan import build_run_plan
-from hpctrain.plan.site_check import plan_on_site
+from hpctrain.plan.site.check import plan_on_site
 from tests.slurm.conftest import SANDBOX, Sandbox, environment
 
 pytestmark = pytest.mark.slurm

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from hpctrain.config.schema import ActivationCheckpointing, HardwareConfig, ParallelismConfig, Precision
-from hpctrain.plan.decoder_activations import DecoderActivations
 from hpctrain.plan.layout import Batch, Layout
+from hpctrain.plan.memory.decoder_activations import DecoderActivations
 from hpctrain.plan.model_shape import ModelShape
-from hpctrain.plan.plain_shape import plain_shape
 from hpctrain.plan.rank_work import RankWork
+from hpctrain.plan.stated.plain_shape import plain_shape
 from hpctrain.worker.model.decoder import Blocks
 from hpctrain.worker.model.layers import ParameterSeed
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hpctrain.config.schema import Config
-from hpctrain.plan.nvme_tier import tiered_sub_groups
+from hpctrain.plan.nvme.tier import tiered_sub_groups
 from hpctrain.plan.rank_parameters import rank_parameters
 from hpctrain.plan.run_plan import build_run_plan
 from hpctrain.record.checkpoints import complete_checkpoints

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.plan.nvme_need import NvmeNeed
+from hpctrain.plan.nvme.need import NvmeNeed
 from hpctrain.worker import nvme_folder
 from hpctrain.worker.end_reasons import RankEnvironmentError
 from hpctrain.worker.mounts import Mount, found_mount, mount_of

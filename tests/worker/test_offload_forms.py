@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from hpctrain.config.schema import Config
+from hpctrain.plan.memory.sub_groups import host_share, sub_groups
 from hpctrain.plan.rank_parameters import rank_parameters
 from hpctrain.plan.run_plan import build_run_plan
-from hpctrain.plan.sub_groups import host_share, sub_groups
 from hpctrain.record.checkpoints import complete_checkpoints
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.schema import StepRecord

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from hpctrain.analysis.figures.rehearsal_plot import OWNER_COLOURS, byte_unit
 from hpctrain.analysis.figures.style import BLACK, LEGEND_LINE_IN, STYLE, VERMILLION, WIDTH_IN, is_far_above, set_title
 from hpctrain.analysis.name_lists import short_name
-from hpctrain.plan.memory_terms import Amounts, MemoryPhase, added, total
+from hpctrain.plan.memory.terms import Amounts, MemoryPhase, added, total
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.rehearse.compare import OWNER_OF_TERM
 from hpctrain.rehearse.result import OWNERS, Owner

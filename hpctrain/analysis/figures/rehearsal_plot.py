@@ -26,7 +26,7 @@ from hpctrain.analysis.figures.style import (
     is_far_above,
     set_title,
 )
-from hpctrain.plan.memory_terms import OUTSIDE_OF_TORCH
+from hpctrain.plan.memory.terms import OUTSIDE_OF_TORCH
 from hpctrain.rehearse.result import OWNERS, PHASES, Owner, Phase, Rehearsal, Tier, TierPhase
 from hpctrain.units import GIB, MIB, short_count
 

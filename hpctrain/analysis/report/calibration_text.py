@@ -10,7 +10,7 @@ from hpctrain.analysis.calibration_fit import FittedConfiguration
 from hpctrain.analysis.calibration_runs import CalibrationResult, FittedCalibration, UsableRun
 from hpctrain.analysis.name_lists import joined_names, short_name
 from hpctrain.config.calibration import Seen
-from hpctrain.plan.calibration import factors_text
+from hpctrain.plan.speed.calibration import factors_text
 from hpctrain.text_table import MISSING, aligned, wrapped
 from hpctrain.units import counted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpctrain.launch.site.formats import limit, names, time_s, tres
-from hpctrain.plan.site_limits import Account, Accounting, Association, Limits, Qos
+from hpctrain.plan.site.limits import Account, Accounting, Association, Limits, Qos
 
 USER_FORMAT = (
     "User,DefaultAccount,Cluster,Account,Partition,QOS,DefaultQOS,MaxJobs,MaxSubmitJobs,MaxWall,MaxTRES,MaxTRESPerNode,"

@@ -10,8 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from hpctrain.plan.site_limits import Node, NodeGroup, NodeShape, Partition, Reservation
-from hpctrain.plan.site_need import parse_gres, size_in_mib
+from hpctrain.plan.site.limits import Node, NodeGroup, NodeShape, Partition, Reservation
+from hpctrain.plan.site.need import parse_gres, size_in_mib
 from hpctrain.units import parse_slurm_time
 
 _NOTHING = frozenset({"", "(null)", "N/A", "n/a", "NONE", "None", "none"})

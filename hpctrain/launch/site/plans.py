@@ -10,11 +10,11 @@ from hpctrain.config.compose import Point
 from hpctrain.config.schema import ClusterConfig
 from hpctrain.launch.site.question import SiteQuestion, ask_site
 from hpctrain.launch.slurm.states import SlurmCluster
+from hpctrain.plan.job.slurm_request import SlurmRequest
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.plan.site_check import plan_on_site, sweep_warnings
-from hpctrain.plan.site_limits import Site
-from hpctrain.plan.site_need import request_need
-from hpctrain.plan.slurm_request import SlurmRequest
+from hpctrain.plan.site.check import plan_on_site, sweep_warnings
+from hpctrain.plan.site.limits import Site
+from hpctrain.plan.site.need import request_need
 
 Planned = Sequence[tuple[Point, RunPlan]]
 
@@ -64,7 +64,7 @@ def refusal_hint(words: str, request: SlurmRequest, slurm_conf: str) -> str:
         request: what was refused.
         slurm_conf: of the cluster that refused; empty: the default one.
     """
-    from hpctrain.plan.site_hint import site_hint  # only after a refusal
+    from hpctrain.plan.site.hint import site_hint  # only after a refusal
 
     hint = site_hint(words, request, ask_site(SlurmCluster(slurm_conf), always_accounting=True))
     return f"\n{hint}" if hint else ""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hpctrain.launch.site import accounting_formats
 from hpctrain.launch.site import formats as site_formats
 from hpctrain.launch.slurm.states import SlurmCluster
-from hpctrain.plan.site_limits import Accounting, Site
+from hpctrain.plan.site.limits import Accounting, Site
 
 _TIMEOUT_S = 10.0
 """A controller that is away lets its clients wait about 9 s; nobody waits longer for a question that can be left open."""

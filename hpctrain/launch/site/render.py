@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hpctrain.plan.site_accounts import allowed_qos, limit_words
-from hpctrain.plan.site_limits import Limits, NodeShape, Partition, Site
-from hpctrain.plan.site_nodes import short_list
+from hpctrain.plan.site.accounts import allowed_qos, limit_words
+from hpctrain.plan.site.limits import Limits, NodeShape, Partition, Site
+from hpctrain.plan.site.nodes import short_list
 from hpctrain.text_table import MISSING, aligned
 from hpctrain.units import GIB, MIB, duration_in_words
 

@@ -11,7 +11,7 @@ import psutil
 
 from hpctrain.errors import LaunchError
 from hpctrain.launch.status.verdict import Verdict, of_marker
-from hpctrain.plan.own_variables import GUARD_MODULE
+from hpctrain.plan.job.own_variables import GUARD_MODULE
 from hpctrain.record.close_attempt import Ending, close_attempt
 from hpctrain.record.end_evidence import EndEvidence
 from hpctrain.record.paths import RunPaths

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hpctrain.config.schema import Config
+from hpctrain.plan.auto.form_name import form_words
 from hpctrain.plan.changes.levers import (
     ACCUMULATION,
     CHECKPOINTING,
@@ -25,9 +26,8 @@ from hpctrain.plan.changes.levers import (
     with_values,
 )
 from hpctrain.plan.changes.trials import HEADROOM, Trials
-from hpctrain.plan.form_name import form_words
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.plan.site_limits import Site
+from hpctrain.plan.site.limits import Site
 
 NUM_CHANGES = 3
 _MOST_DOUBLINGS = 6

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.config.schema import Config
-from hpctrain.plan.compile_rules import recomputation_modes
 from hpctrain.plan.divisors import divisors
-from hpctrain.plan.loss_chunks import loss_chunk_size
+from hpctrain.plan.memory.loss_chunks import loss_chunk_size
+from hpctrain.plan.rules.compile import recomputation_modes
 from hpctrain.plan.run_plan import RunPlan
 
 Values = dict[str, Any]

@@ -7,9 +7,9 @@ from dataclasses import replace
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.plan.changes.cheapest import Change, Changes, cheapest_changes, is_short_of_memory
-from hpctrain.plan.memory import ASK_THE_PLAN
+from hpctrain.plan.memory.estimate import ASK_THE_PLAN
 from hpctrain.plan.run_plan import RunPlan
-from hpctrain.plan.site_limits import Site
+from hpctrain.plan.site.limits import Site
 from hpctrain.units import counted, gib
 
 _FORCE = "--force submits all the same"

@@ -7,15 +7,15 @@ import dataclasses
 from hpctrain.config.schema import Config
 from hpctrain.errors import Problem
 from hpctrain.plan.changes.levers import CHECKPOINTING, MICRO, Values, with_values
-from hpctrain.plan.compile_rules import recomputation_modes
 from hpctrain.plan.layout import Batch, Layout, resolve_batch
-from hpctrain.plan.memory import USED_AT_MOST, MemoryEstimate, estimate_memory
-from hpctrain.plan.memory_settings import resolved_work, with_tiers
-from hpctrain.plan.nvme_need import nvme_need
-from hpctrain.plan.parallelism_rules import parallelism_problems, resolve_layout
+from hpctrain.plan.memory.estimate import USED_AT_MOST, MemoryEstimate, estimate_memory
+from hpctrain.plan.memory.settings import resolved_work, with_tiers
+from hpctrain.plan.nvme.need import nvme_need
+from hpctrain.plan.rules.compile import recomputation_modes
+from hpctrain.plan.rules.parallelism import parallelism_problems, resolve_layout
 from hpctrain.plan.run_plan import RunPlan, build_run_plan
-from hpctrain.plan.site_check import plan_on_site
-from hpctrain.plan.site_limits import Site
+from hpctrain.plan.site.check import plan_on_site
+from hpctrain.plan.site.limits import Site
 
 MOST_LOOKS = 60
 """Estimates and plans that are made at most; one takes 1 to 10 ms."""

@@ -11,8 +11,8 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, Problem
 from hpctrain.plan.divisors import divisors
 from hpctrain.plan.model_shape import resolve_model_shape
-from hpctrain.plan.parallelism_rules import sequence_wholes, tensor_wholes
 from hpctrain.plan.questions.outcome import Outcome, PlanOf, check_capacity, outcome_of
+from hpctrain.plan.rules.parallelism import sequence_wholes, tensor_wholes
 
 MOST_NODES = 1024
 """Where ``--max-nodes`` does not state another number."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, Problem
 from hpctrain.plan.divisors import divisors
-from hpctrain.plan.parallelism_rules import resolve_layout
 from hpctrain.plan.questions.outcome import Outcome, PlanOf, check_capacity, outcome_of
+from hpctrain.plan.rules.parallelism import resolve_layout
 
 _MOST = 4096
 """Sequences; where even this micro batch fits, nothing that is stated binds."""

@@ -6,17 +6,17 @@ from typing import Literal
 
 from hpctrain.config.schema import Config, ParallelismConfig
 from hpctrain.errors import ConfigError, Problem
-from hpctrain.plan.host_copies import with_host_copies
-from hpctrain.plan.memory_habits import HABITS
 from hpctrain.plan.model_shape import ModelShape, resolve_model_shape
-from hpctrain.plan.nvme_config import uses_nvme
-from hpctrain.plan.parallelism_rules import resolve_layout
+from hpctrain.plan.nvme.config import uses_nvme
 from hpctrain.plan.questions.largest import LargestModel, grown, with_layers
 from hpctrain.plan.questions.outcome import Outcome
-from hpctrain.plan.software import SOFTWARE
-from hpctrain.plan.step_parts import Setup
-from hpctrain.plan.step_time import OWN_SOFTWARE
-from hpctrain.plan.tier_memory import TierMemory, tier_memory
+from hpctrain.plan.rules.parallelism import resolve_layout
+from hpctrain.plan.speed.software import SOFTWARE
+from hpctrain.plan.speed.step_parts import Setup
+from hpctrain.plan.speed.step_time import OWN_SOFTWARE
+from hpctrain.plan.stated.host_copies import with_host_copies
+from hpctrain.plan.stated.memory_habits import HABITS
+from hpctrain.plan.stated.tier_memory import TierMemory, tier_memory
 from hpctrain.units import GIB, gib
 
 TRAINERS = tuple(name for name in HABITS if name != OWN_SOFTWARE)

@@ -1,7 +1,7 @@
 """Lower bounds of a candidate's memory: what one rank holds at once at one moment, the end of the last block's backward pass.
 
-They hold for candidates that break no rule, and are no estimate: the exact rules (``plan/memory``) decide on all that is below
-them. Held against these in tests/plan/search.
+They hold for candidates that break no rule, and are no estimate: the exact rules (``plan/memory/estimate``) decide on all that is
+below them. Held against these in tests/plan/search.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hpctrain.config.schema import Config
-from hpctrain.plan.decoder_activations import DecoderActivations
 from hpctrain.plan.ds_config import reduce_bucket_elements
-from hpctrain.plan.memory import CPU_PROCESS_BYTES, DEVICE_CONTEXT_BYTES
+from hpctrain.plan.memory.decoder_activations import DecoderActivations
+from hpctrain.plan.memory.estimate import CPU_PROCESS_BYTES, DEVICE_CONTEXT_BYTES
 from hpctrain.plan.rank_work import BYTES_PER_ELEMENT
 from hpctrain.plan.search.candidate import Passes, States
 from hpctrain.plan.search.columns import Columns, Floats, Numbers
@@ -23,7 +23,7 @@ _FP32 = 4
 _ADAM = 12
 """Bytes of a parameter in the optimizer: the fp32 copy and two moments."""
 _MISSED_SHARE = 0.05
-"""By which whole sub-groups may miss an offload ratio. Source: hpctrain/plan/sub_groups.py."""
+"""By which whole sub-groups may miss an offload ratio. Source: hpctrain/plan/memory/sub_groups.py."""
 
 
 class Floors(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from hpctrain.config.schema import Config
-from hpctrain.plan.memory import USED_AT_MOST
+from hpctrain.plan.memory.estimate import USED_AT_MOST
 from hpctrain.plan.search.candidate import Candidate
 from hpctrain.plan.search.columns import Floats
 from hpctrain.plan.search.scores import ACTIVATIONS_MOVED, Booleans, Scores

@@ -19,7 +19,7 @@ from hpctrain.plan.search.reasons import best_reason, place_reason, shortage_rea
 from hpctrain.plan.search.scores import Scores
 from hpctrain.plan.search.space import search_space
 from hpctrain.plan.search.verdict import Verdict
-from hpctrain.plan.step_time import StepPrediction
+from hpctrain.plan.speed.step_time import StepPrediction
 
 __all__ = ["Choice", "OpenKeys", "Ranking", "rank_choices"]
 

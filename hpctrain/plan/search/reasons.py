@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpctrain.plan.search.verdict import Verdict
-from hpctrain.plan.step_time import StepPrediction
+from hpctrain.plan.speed.step_time import StepPrediction
 from hpctrain.units import gib
 
 _SHOWN = 0.0005

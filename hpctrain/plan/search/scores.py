@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from hpctrain.config.schema import Config, HardwareConfig
-from hpctrain.plan.calibration import calibrated_parts
 from hpctrain.plan.rank_work import RankWork
 from hpctrain.plan.search.candidate import Candidate, Kept, Passes, Space
 from hpctrain.plan.search.columns import Columns, Floats, Numbers
 from hpctrain.plan.search.floors import Floors, activation_floors, node_floors, state_floors
 from hpctrain.plan.search.verdict import verdict_of
-from hpctrain.plan.software import SOFTWARE
-from hpctrain.plan.step_parts import step_parts
-from hpctrain.plan.step_time import OWN_SOFTWARE, prediction_gap, step_machine, step_setup
+from hpctrain.plan.speed.calibration import calibrated_parts
+from hpctrain.plan.speed.software import SOFTWARE
+from hpctrain.plan.speed.step_parts import step_parts
+from hpctrain.plan.speed.step_time import OWN_SOFTWARE, prediction_gap, step_machine, step_setup
 from hpctrain.units import GIB
 
 Booleans = npt.NDArray[np.bool_]

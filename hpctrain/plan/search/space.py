@@ -10,12 +10,12 @@ from typing import Any, cast
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import Problem
-from hpctrain.plan.compile_rules import compile_problems, recomputation_modes
 from hpctrain.plan.divisors import divisors
-from hpctrain.plan.fitted_ratio import RATIOS
 from hpctrain.plan.layout import Layout, resolve_batch
+from hpctrain.plan.memory.fitted_ratio import RATIOS
 from hpctrain.plan.model_shape import ModelShape, resolve_model_shape
-from hpctrain.plan.parallelism_rules import (
+from hpctrain.plan.rules.compile import compile_problems, recomputation_modes
+from hpctrain.plan.rules.parallelism import (
     PIPELINE_STAGE,
     parallelism_problems,
     sequence_wholes,

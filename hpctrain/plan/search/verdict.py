@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import Problem
-from hpctrain.plan.compile_rules import compile_problems
 from hpctrain.plan.flops import step_flops
 from hpctrain.plan.layout import resolve_batch
-from hpctrain.plan.memory import MemoryEstimate, estimate_memory
-from hpctrain.plan.memory_settings import resolved_work, with_tiers
+from hpctrain.plan.memory.estimate import MemoryEstimate, estimate_memory
+from hpctrain.plan.memory.settings import resolved_work, with_tiers
 from hpctrain.plan.model_shape import resolve_model_shape
-from hpctrain.plan.nvme_need import nvme_need, nvme_problems
-from hpctrain.plan.parallelism_rules import parallelism_problems, resolve_layout
+from hpctrain.plan.nvme.need import nvme_need, nvme_problems
 from hpctrain.plan.rank_work import RankWork
-from hpctrain.plan.step_time import StepPrediction, predict_step
+from hpctrain.plan.rules.compile import compile_problems
+from hpctrain.plan.rules.parallelism import parallelism_problems, resolve_layout
+from hpctrain.plan.speed.step_time import StepPrediction, predict_step
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import dataclass
 
 from hpctrain.config.schema import DataConfig
-from hpctrain.plan.data_rules import length_problem, training_windows
+from hpctrain.plan.rules.data import length_problem, training_windows
 from hpctrain.worker.data.mapped_corpus import expect_random_reads, mapped_corpora, mapped_digest, note
 from hpctrain.worker.data.memory_corpus import stdlib_corpus, synthetic_corpus, text_corpus
 from hpctrain.worker.data.sequences import Part, Sequences, unknown_token

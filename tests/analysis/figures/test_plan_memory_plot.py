@@ -19,8 +19,8 @@ from hpctrain.analysis.figures.figure_bytes import figure_bytes
 from hpctrain.analysis.figures.plan_memory_plot import MAX_POINTS, PlannedMemory, plot_plan_memory
 from hpctrain.analysis.report.plan_picture import write_plan_picture
 from hpctrain.config.compose import compose_points
-from hpctrain.plan.memory_terms import MEMORY_PHASES, SOURCES, MemoryTerm
-from hpctrain.plan.phase_memory import gpu_phases
+from hpctrain.plan.memory.phases import gpu_phases
+from hpctrain.plan.memory.terms import MEMORY_PHASES, SOURCES, MemoryTerm
 from hpctrain.plan.run_plan import RunPlan, build_run_plan
 from hpctrain.units import GIB
 

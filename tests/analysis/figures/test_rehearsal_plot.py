@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 
 from hpctrain.analysis.figures.rehearsal_plot import BAND_COLOURS, plot_rehearsal
 from hpctrain.analysis.report.rehearsal_picture import write_rehearsal_picture
-from hpctrain.plan.memory_terms import CONTEXT_TERM, ROUNDING_TERM
+from hpctrain.plan.memory.terms import CONTEXT_TERM, ROUNDING_TERM
 from hpctrain.rehearse.result import (
     PHASES,
     Phase,

@@ -1,0 +1,310 @@
+"""Memory of one rank in ZeRO-1 and 2, phase by phase.
+
+Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, runtime/engine.py. Left out: tensors of a few numbers, and on a GPU what
+kernels and libraries take for themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from hpctrain.plan.ds_config import reduce_bucket_elements
+from hpctrain.plan.layout import RankPlace
+from hpctrain.plan.memory.adam_scratch import adam_scratch
+from hpctrain.plan.memory.decoder_activations import DecoderActivations
+from hpctrain.plan.memory.gradient_buckets import BlockGradients, GradientFlow, gradient_flow
+from hpctrain.plan.memory.pipeline_buffers import micro_batches_in_flight, pipeline_buffers
+from hpctrain.plan.memory.stage12_shares import rank_share
+from hpctrain.plan.memory.terms import Amounts, Height, MemoryPhase, Pinned, RankMemory, added, in_pieces, total
+from hpctrain.plan.rank_parameters import RankParameters
+from hpctrain.plan.rank_work import RankWork
+
+_FP32 = 4
+_PIPELINE = "pipeline buffers"
+
+
+class _BlockMoment(NamedTuple):
+    """The backward pass of blocks at which the same gradients are there."""
+
+    gradients: BlockGradients
+    has_arrived: bool
+    """A gradient of the rank's share has been reduced."""
+    blocks: tuple[int, ...]
+    """The two highest of them: the higher the block the more is kept of those before it, but for the last where block inputs
+    wait on the host."""
+
+
+def stage12_memory(work: RankWork, parameters: RankParameters, place: RankPlace) -> RankMemory:
+    """Bytes by phase and term, the device's under ``gpu`` even where it is the CPU.
+
+    Args:
+        work: of the run.
+        parameters: of this rank.
+        place: of the rank; who shares the states, and which pipeline stage it is.
+    """
+    return _Stage12(work, parameters, place).memory()
+
+
+class _Stage12:
+    def __init__(self, work: RankWork, parameters: RankParameters, place: RankPlace) -> None:
+        self._work, self._parameters = work, parameters
+        self._width, self._degree = work.bytes_per_element, work.layout.zero_degree
+        self._stage = work.parallelism.zero_stage
+        self._on_host = work.parallelism.offload_optimizer == "cpu"
+        self._bucket = reduce_bucket_elements(work.parallelism, work.shape.num_parameters)
+        self._micro_steps = work.batch.gradient_accumulation_steps
+        self._activations = DecoderActivations(work)
+        data_rank = place.data * work.layout.sequence_parallel_size + place.sequence
+        self._of_rank = rank_share(parameters, data_rank, self._degree)
+        self._share, self._whole = self._of_rank.numel, self._of_rank.whole
+        self._num_stages = work.layout.pipeline_parallel_size
+        self._in_flight = micro_batches_in_flight(work, place.pipeline)
+        self._pipe = pipeline_buffers(work, place.pipeline, self._activations.block_input)
+
+    def memory(self) -> RankMemory:
+        resting = self._resting_gpu()
+        gpu: dict[MemoryPhase, Amounts] = {
+            "model": {"initialisation": _FP32 * self._parameters.total},
+            "engine": {"initialisation": self._engine()},
+            "forward": self._forward().over(resting),
+            "backward": self._backward().over(resting),
+            "optimizer": added(
+                max(added(resting, self._step()), self._between_micro_steps(resting), key=total),
+                {_PIPELINE: self._pipe.in_step},
+            ),
+        }
+        host, pinned = self._host()
+        return RankMemory(gpu, host, pinned)
+
+    def _resting_gpu(self) -> Amounts:
+        """What is there all the time from the second step on."""
+        resting = {"parameters": self._width * self._padded}
+        if self._on_host:
+            # One gradient at a time comes back through it.
+            return resting | {"transfer buffers": self._width * self._parameters.largest}
+        return resting | {"fp32 master": _FP32 * self._share, "Adam moments": 2 * _FP32 * self._share}
+
+    @property
+    def _padded(self) -> int:
+        return self._share * self._degree
+
+    def _engine(self) -> int:
+        """The cast one parameter at a time, the flat copy beside the parameters, the first master copies."""
+        width, cast = self._width, 0
+        if width != _FP32:
+            total = self._parameters.total
+            cast = max(
+                _FP32 * (total - done) + width * (done + size) for size, done in self._parameters.first_matrices()
+            )
+        numel = self._of_rank.groups[0].numel
+        matrices, vectors = (width * group.numel * self._degree for group in self._of_rank.groups)
+        # The fp32 copies, with room for a gradient of each where the optimizer is here.
+        states = _FP32 * numel + (width if width != _FP32 else 0) * numel
+        masters = matrices + vectors + (states if self._on_host else max(states, 2 * _FP32 * self._share))
+        flat = 2 * matrices + vectors
+        return max(cast, flat, masters, _FP32 * self._parameters.total)
+
+    def _kept_with(self, block: int) -> int:
+        """Activations kept of the blocks up to one, when its forward pass is over, and of micro batches in flight."""
+        return self._of_others + self._activations.kept_with(block)
+
+    @property
+    def _of_others(self) -> int:
+        """Activations that a pipeline's stage keeps of the other micro batches in flight."""
+        return (self._in_flight - 1) * self._activations.kept_with(self._parameters.num_blocks - 1)
+
+    @property
+    def _kept_name(self) -> str:
+        return "block inputs" if self._work.checkpointing == "full" else "activations"
+
+    @property
+    def _keeps_whole(self) -> bool:
+        """Gradients of all parameters are kept until the last micro step, or the end of the pipeline's schedule."""
+        return self._stage == 1 and (self._micro_steps > 1 or self._num_stages > 1)
+
+    @property
+    def _accumulated(self) -> int:
+        """Gradients of earlier micro steps: in stage 1 all, in stage 2 those of the rank's share."""
+        if self._keeps_whole:
+            return self._width * self._parameters.total
+        return 0 if self._on_host or self._micro_steps == 1 else self._width * self._whole
+
+    @property
+    def _early_buckets(self) -> int:
+        """In stage 1 the buckets of the first micro step stay until the last one's gradients are reduced."""
+        return self._buckets if self._keeps_whole else 0
+
+    @property
+    def _buckets(self) -> int:
+        """Made when the first gradient comes, and given up after the reduction."""
+        is_double = self._work.parallelism.overlap_comm and self._num_stages == 1
+        return self._width * self._bucket * (2 if is_double else 1)
+
+    @property
+    def _has_loss(self) -> bool:
+        return bool(self._parameters.final_norm)
+
+    def _forward(self) -> Height:
+        activations = self._activations
+        height = Height(
+            *(self._kept_name, "activations of one block", "logits and loss"),
+            *(_PIPELINE, "gradients", "reduce buckets"),
+        )
+        is_kept, last = self._work.checkpointing != "full", self._parameters.num_blocks - 1
+        inside = activations.forward_height if is_kept else activations.recomputed_forward_height
+        earlier = (self._accumulated, self._early_buckets)
+        height.offer(self._kept_with(last), inside, 0, self._pipe.in_forward, *earlier)
+        if self._has_loss:
+            logits = activations.loss_forward
+            height.offer(self._kept_with(last), activations.ends, logits, self._pipe.at_loss, *earlier)
+        return height
+
+    def _backward(self) -> Height:
+        width, activations, parameters = self._width, self._activations, self._parameters
+        height = Height(
+            self._kept_name,
+            "activations of one block",
+            "logits and loss",
+            _PIPELINE,
+            "gradients",
+            "whole gradients",
+            "reduce buckets",
+            "flattened for reduction",
+        )
+        at_loss = (self._kept_with(parameters.num_blocks - 1), activations.ends)
+        output = parameters.token_table if parameters.is_tied else parameters.head
+        accumulated, buckets, pipe = self._accumulated, self._buckets, self._pipe
+        if self._has_loss:
+            earlier = self._early_buckets
+            height.offer(*at_loss, activations.loss_backward, pipe.at_loss, accumulated, 0, earlier, 0)
+            height.offer(*at_loss, activations.head_backward, pipe.at_loss, accumulated, width * output, earlier, 0)
+        # In a pipeline the table of the first stage and that of the last are two parameters.
+        tied = output if parameters.is_tied and self._num_stages == 1 else 0
+        reduced = not self._keeps_whole
+        flow = gradient_flow(parameters, self._bucket, self._degree, self._stage)
+        if reduced and self._has_loss:
+            # The output matrix's gradient is handed over with those of the last norm.
+            whole, flattened = width * (tied + flow.before.whole), width * flow.before.flattened
+            height.offer(*at_loss, activations.block_input, pipe.at_loss, accumulated, whole, buckets, flattened)
+        matrices, first = parameters.block_matrices[::-1], self._of_rank.last_block
+        # Gradients that wait are there throughout a block's pass, so that its height is the same one in all blocks.
+        inside = max(activations.block_heights(), key=lambda each: each.num_bytes + width * matrices[each.matrix])
+        arrivals, of_others, arrived_bytes = activations.arrival_heights(), self._of_others, self._arrived_bytes
+        for moment in _block_moments(parameters, self._bucket, self._degree, self._stage, first):
+            gradients, kept = moment.gradients, of_others + max(map(activations.kept_before, moment.blocks))
+            arrived = accumulated + (arrived_bytes if moment.has_arrived else 0)
+            whole = width * (tied + gradients.waiting + matrices[inside.matrix])
+            height.offer(kept, inside.num_bytes, 0, pipe.in_backward, arrived, whole, buckets, 0)
+            if reduced:
+                for at, num_bytes in zip(gradients.at_matrix, arrivals, strict=True):
+                    whole, flattened = width * (tied + at.whole), width * at.flattened
+                    height.offer(kept, num_bytes, 0, pipe.in_backward, arrived, whole, buckets, flattened)
+        has_arrived = flow.reductions > _reductions_before(flow, first)
+        end = accumulated + (arrived_bytes if has_arrived else 0)
+        # A tied table's gradient as the output matrix, that as the table, and their sum.
+        table = width * max(3 * tied, parameters.token_table)
+        height.offer(0, activations.block_input, 0, pipe.at_end, end, table, buckets, 0)
+        if self._num_stages == 1:
+            whole, flattened = width * flow.end.whole, width * flow.end.flattened
+            height.offer(0, activations.block_input, 0, 0, end, whole, buckets, flattened)
+        return height
+
+    @property
+    def _arrived_bytes(self) -> int:
+        """Reduced gradients of the rank's share: a buffer that is made when the first of them comes."""
+        return 0 if self._on_host or self._keeps_whole else self._width * self._whole
+
+    def _step(self) -> Amounts:
+        """Per group: the gradients flattened, if they are in pieces, and in fp32, with the optimizer's scratch."""
+        if self._on_host:
+            return {"optimizer step": self._of_rank.largest_group * adam_scratch(self._work)}
+        scratch, cast = adam_scratch(self._work), _FP32 if self._width != _FP32 else 0
+        step = 0
+        for group in self._of_rank.groups:
+            flattened = 0 if group.is_one_piece else self._width
+            step = max(step, group.numel * max(flattened + cast, (cast or flattened) + scratch))
+        return {"gradients": self._width * self._whole, "optimizer step": step}
+
+    def _between_micro_steps(self, resting: Amounts) -> Amounts:
+        """What waits for the next micro step; the engine's step ends each of them.
+
+        A pipeline reduces behind its last micro batch, through one bucket more. Source: reduce_gradients.
+        """
+        buckets = self._early_buckets * (2 if self._num_stages > 1 else 1)
+        return added(resting, {"gradients": self._accumulated, "reduce buckets": buckets})
+
+    def _host(self) -> tuple[dict[MemoryPhase, Amounts], dict[str, Pinned]]:
+        """Host memory of one rank: what is offloaded."""
+        width, parameters = self._width, self._parameters
+        amounts: Amounts = {}
+        pieces: dict[str, Pinned] = {}
+        numels = [group.numel for group in self._of_rank.groups]
+        if self._on_host:
+            amounts = {
+                "fp32 master": _FP32 * self._share,
+                "Adam moments": 2 * _FP32 * self._share,
+                "fp32 gradients": _FP32 * self._share,
+                "transfer buffers": width * (self._share + parameters.largest),
+            }
+            pieces = {
+                "fp32 master": in_pieces(numels, _FP32),
+                "fp32 gradients": in_pieces(numels, _FP32),
+                "transfer buffers": in_pieces([*numels, parameters.largest], width),
+            }
+            if self._micro_steps > 1 and self._stage == 2:
+                amounts["gradients"] = width * self._whole
+                pieces["gradients"] = in_pieces([self._whole], width)
+        engine = {name: num_bytes for name, num_bytes in amounts.items() if name not in ("Adam moments", "gradients")}
+        if self._on_host:
+            # Made in ordinary memory, and copied to pinned memory.
+            # The buffer for one gradient comes before the fp32 gradients.
+            first = width * parameters.largest - _FP32 * self._share
+            engine["initialisation"] = max(first, _FP32 * numels[0])
+        waiting: Amounts = {}
+        if self._work.offload_activations:
+            size = self._activations.block_input
+            num_waiting = parameters.num_blocks - 1
+            waiting["block inputs"] = num_waiting * size
+            pieces["block inputs"] = Pinned((size,) * num_waiting)
+        host: dict[MemoryPhase, Amounts] = {
+            "model": {},
+            "engine": engine,
+            "forward": added(amounts, waiting),
+            "backward": added(amounts, waiting),
+            "optimizer": amounts,
+        }
+        # Blocks' inputs are pinned in any case (worker/model/host_inputs.py); pin_memory is about the engine's own buffers.
+        is_pinned = self._work.parallelism.pin_memory
+        return host, {name: those for name, those in pieces.items() if is_pinned or name == "block inputs"}
+
+
+@functools.lru_cache(maxsize=256)
+def _block_moments(
+    parameters: RankParameters, bucket: int, degree: int, stage: int, first_block: int
+) -> tuple[_BlockMoment, ...]:
+    """From the last block to the first, those that are alike once.
+
+    Args:
+        parameters: of one rank.
+        bucket: elements in which gradients are reduced.
+        degree: ranks that share the states.
+        stage: 1 or 2.
+        first_block: whose gradients reach this rank's share first; -1: only the tables'.
+    """
+    flow = gradient_flow(parameters, bucket, degree, stage)
+    before = _reductions_before(flow, first_block)
+    found: dict[Hashable, _BlockMoment] = {}
+    for number, gradients in enumerate(flow.blocks):
+        block, has_arrived = parameters.num_blocks - 1 - number, gradients.reductions > before
+        key = (gradients.waiting, gradients.at_matrix, has_arrived)
+        known = found.get(key)
+        blocks = (block,) if known is None else tuple(sorted({*known.blocks, block})[-2:])
+        found[key] = _BlockMoment(gradients, has_arrived, blocks)
+    return tuple(found.values())
+
+
+def _reductions_before(flow: GradientFlow, first_block: int) -> int:
+    """Collectives before the one that brings the first gradient of a share."""
+    return flow.blocks[-1 - first_block].reductions if first_block >= 0 else flow.reductions

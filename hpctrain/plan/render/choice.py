@@ -1,0 +1,42 @@
+"""The choice of ``parallelism=auto`` beside its runner-ups, as a table for people."""
+
+from __future__ import annotations
+
+from hpctrain.plan.auto.alternatives import Alternative, AutoChoice
+from hpctrain.text_table import MISSING, aligned
+from hpctrain.units import gib
+
+_HEADER = ("form", "micro", "accum.", "recomputation", "step s", "tokens/s", "free a GPU", "why")
+
+
+def render_choice(choice: AutoChoice) -> str:
+    """A line for each, the choice first, then what they have in common and how to take another one."""
+    rows = [_HEADER, *map(_cells, choice.alternatives)]
+    others = choice.alternatives[1:]
+    lines = [f"parallelism, the choice among {choice.num_considered:,} (predictions, not measured)"]
+    lines += [f"  {line}" for line in aligned(rows).splitlines()]
+    if choice.held_equal:
+        lines.append(f"  held equal: {choice.held_equal}")
+    if others:
+        lines.append(f"  the second: {' '.join(others[0].overrides)}")
+    return "\n".join(lines)
+
+
+def _cells(found: Alternative) -> tuple[str, ...]:
+    on_host = ", inputs on host" if found.offload_activations else ""
+    return (
+        found.parallelism,
+        str(found.micro_batch_size),
+        str(found.gradient_accumulation_steps),
+        f"{found.activation_checkpointing}{on_host}",
+        MISSING if found.step_time_s is None else f"{found.step_time_s:,.3g}",
+        MISSING if found.tokens_per_s is None else f"{found.tokens_per_s:,.0f}",
+        _free(found.gpu_free_bytes),
+        found.reason or MISSING,
+    )
+
+
+def _free(num_bytes: int | None) -> str:
+    if num_bytes is None:
+        return MISSING
+    return gib(num_bytes) if num_bytes >= 0 else f"{gib(-num_bytes)} short"

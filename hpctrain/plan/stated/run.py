@@ -1,0 +1,389 @@
+"""A run as a row of numbers states it, resolved to what the planner's core takes; what is not stated is derived or chosen.
+
+Rows have the columns of ``analysis/published``; a missing value is None.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from hpctrain.errors import ConfigError, Problem
+from hpctrain.plan.devices import Device, find_device
+from hpctrain.plan.flop_conventions import FlopConvention, published_convention
+from hpctrain.plan.model_shape import ModelShape
+from hpctrain.plan.speed.software import FP8_OVER_16_BIT, FP8_SHARE, UNMEASURED_SHARE, Software, sustained_rates
+from hpctrain.plan.speed.step_parts import Machine, Recomputation, Setup
+from hpctrain.plan.stated.known_shapes import named_columns
+from hpctrain.plan.stated.known_vocabularies import known_vocabulary
+from hpctrain.plan.stated.plain_shape import plain_shape
+from hpctrain.plan.stated.remarks import checkpoints_on_host, virtual_stages
+from hpctrain.plan.stated.trainer import Trainer, find_trainer
+from hpctrain.units import GIB
+
+StatedRow = Mapping[str, str | float | None]
+
+ASSUMED_VOCAB = 50304
+"""Where a row states none and its model is not a known one: the vocabulary of GPT-2, padded. It changes FLOPs of large models
+by less than 0.3 %."""
+ASSUMED_SEQ_LEN = 2048
+AZURE_LIVE_PARAMETERS = 3e9
+"""max_live_parameters of the recipes published with the Azure results (deepspeedai/Megatron-DeepSpeed@4efb479d)."""
+ALLOCATABLE_SHARE = 0.99
+"""Of the memory in a GPU's name, by public out-of-memory reports."""
+WIDTH_OVER_DEPTH = 128
+"""Hidden size over layers of a model of which only the parameters are stated; GPT-3's and Llama's are 96 to 128."""
+_GATE_SHARE = 0.15
+"""Parameters that two matrices leave unexplained before a third is taken; a gate is a fifth to a third of a block."""
+_GATED = re.compile(r"llama|qwen|mistral|gemma|olmo", re.IGNORECASE)
+_NETWORK = re.compile(
+    r"(?:(?P<count>\d+) ?x ?)?(?<![\d.,])(?P<rate>\d[\d,]*(?:\.\d+)?) ?(?P<unit>[GT])b(?:/s|ps|it/s)\b"
+    r"[^;()]{0,30}(?:\b(?:per|a|each) |/)(?P<place>node|GPU|VM|host|server|machine|instance)\b"
+)
+_IN_NODE = re.compile(r"\bHSDP\b(?! =)")
+_ADAPTERS = re.compile(r"\bq?lora\b|\badapters?\b|\bbnb\.", re.IGNORECASE)
+_TILED = re.compile(r"\bFPDT \(|\bALST\b|\btiled (mlp|loss|compute)|\bArctic ?(Training|Long)", re.IGNORECASE)
+_ONE_LAYER = re.compile(r"\bper-layer time\b|\bsingle layer\b", re.IGNORECASE)
+_SPARSE = re.compile(
+    r"mixtral|moe|\dx\d|\bgrok|deepseek-?v[23]|\bdbrx|\db-a\d+(?:\.\d)?b\b|gpt-oss|kimi-?k2", re.IGNORECASE
+)
+_USUAL_NETWORK_GB_PER_S = {"V100": 50.0, "A100": 200.0}
+_USUAL_FAST_NETWORK_GB_PER_S = 400.0
+"""Of one node: four adapters of 100 Gb/s, eight of 200 Gb/s, and eight of 400 Gb/s beside GPUs that came later."""
+_USUAL_HOST_MEMORY_GB_PER_S = {"V100": 256.0, "A100": 409.0, "H100": 614.0, "H200": 614.0}
+"""Two sockets: six channels of DDR4-2666, eight of DDR4-3200, eight of DDR5-4800."""
+_RECOMPUTATION: dict[str, Recomputation] = {"none": "none", "selective": "selective", "full": "full"}
+_find_device = lru_cache(maxsize=256)(find_device)
+
+
+@dataclass(frozen=True)
+class StatedRun:
+    """A row, resolved."""
+
+    setup: Setup
+    machine: Machine | None
+    """None: the row names no GPU, so neither a time nor a fit can be told."""
+    trainer: Trainer
+    device: Device | None
+    global_batch: int
+    num_parameters: float
+    """As the row states them, for the FLOP conventions with N."""
+    convention: FlopConvention | None
+    assumptions: tuple[str, ...]
+    """What the row does not state and was taken, a few words each."""
+    stated_memory_gb: float | None = None
+    """Of one GPU, as the row says; it counts where the row names none that is known."""
+
+    @property
+    def capacity_bytes(self) -> float | None:
+        """What a process can allocate on one GPU; None: the row names none, and no memory."""
+        memory_gb = self.stated_memory_gb if self.device is None else self.device.memory_gb
+        return None if memory_gb is None else ALLOCATABLE_SHARE * memory_gb * GIB
+
+
+def stated_run(row: StatedRow) -> StatedRun:
+    """The run that a row describes.
+
+    Args:
+        row: columns of the published files; missing values are None or absent.
+
+    Raises:
+        ConfigError: the row leaves out what cannot be chosen, its numbers contradict each other, or it is a run of a kind
+            that the planner has no rules for.
+    """
+    full, derived = derive(row)
+    device = _find_device(text_of(row, "gpu"), number_of(row, "gpu_mem_gb")) if text_of(row, "gpu") else None
+    shape, parameters = row_shape(full)
+    trainer = find_trainer(
+        text_of(row, "source"),
+        text_of(row, "notes"),
+        text_of(row, "precision"),
+        count_of(row, "zero_stage"),
+        has_offload=any(text_of(row, name) in ("cpu", "nvme") for name in ("offload_optimizer", "offload_param")),
+        ref=text_of(row, "ref"),
+        gpu=text_of(row, "gpu"),
+    )
+    setup, setup_assumptions = _setup(full, shape)
+    setup = _in_micro_batches(setup, trainer)
+    machine, machine_assumptions = (None, ()) if device is None else _machine(full, device, trainer.software)
+    return StatedRun(
+        setup,
+        machine,
+        trainer,
+        device,
+        needed_count(full, "global_batch"),
+        parameters,
+        published_convention(text_of(row, "tflops_convention") or None, text_of(row, "source")),
+        derived + setup_assumptions + machine_assumptions,
+        number_of(row, "gpu_mem_gb"),
+    )
+
+
+def derive(row: StatedRow) -> tuple[dict[str, str | float | None], tuple[str, ...]]:
+    """The row with layers, sequence, GPUs and batch filled in, and what was chosen rather than computed.
+
+    A micro batch that is not stated is 1 here, and told by who chooses it (``choose_memory``).
+
+    Raises:
+        ConfigError: neither layers and hidden size nor the parameters are stated, or neither GPUs nor degrees.
+    """
+    full, chosen = dict(row), []
+    if _SPARSE.search(text_of(row, "model")):
+        raise _refusal(f"model={text_of(row, 'model')} is sparse, the planner knows dense decoders")
+    if _ADAPTERS.search(f"{text_of(row, 'notes')} {text_of(row, 'precision')}"):
+        raise _refusal("trains adapters; the planner knows runs that train all parameters")
+    if _TILED.search(f"{text_of(row, 'source')} {text_of(row, 'notes')}"):
+        raise _refusal(
+            "computes a sequence in pieces, one after the other; the planner knows blocks that see it at once"
+        )
+    if _ONE_LAYER.search(f"{text_of(row, 'model')} {text_of(row, 'notes')}"):
+        raise _refusal("is the time of a layer alone; the planner knows whole steps")
+    if named := named_columns(row):
+        full |= named
+        row = full
+        chosen.append(f"{', '.join(named)} of the public model")
+    missing = [name for name in ("layers", "hidden") if count_of(row, name) is None]
+    unknown = [] if number_of(row, "params_b") else missing
+    if count_of(row, "num_gpus") is None and not any(count_of(row, name) for name in ("tp", "pp", "dp")):
+        unknown.append("num_gpus")
+    if unknown:
+        raise _refusal(f"does not state {', '.join(unknown)}")
+    if missing:
+        full |= _shape_of_parameters(row)
+        chosen.append(f"{' and '.join(f'{name} {full[name]:g}' for name in missing)} from params_b")
+    if count_of(row, "seq_len") is None:
+        full["seq_len"] = ASSUMED_SEQ_LEN
+        chosen.append(f"sequence {ASSUMED_SEQ_LEN}")
+    model_parallel = math.prod(count_of(row, name) or 1 for name in ("tp", "pp", "cp_sp"))
+    if count_of(row, "num_gpus") is None:
+        full["num_gpus"] = model_parallel * (count_of(row, "dp") or 1)
+        chosen.append(f"{full['num_gpus']} GPUs from the degrees")
+    data = count_of(row, "dp") or max(1, needed_count(full, "num_gpus") // model_parallel)
+    micro, total = count_of(row, "micro_batch_per_gpu"), count_of(row, "global_batch")
+    if micro is None:
+        micro = 1
+        full["micro_batch_per_gpu"] = micro
+    if total is None:
+        full["global_batch"] = micro * data
+        chosen.append("no accumulation")
+    return full, tuple(chosen)
+
+
+def _shape_of_parameters(row: StatedRow) -> dict[str, float]:
+    """Layers and hidden size where only one of them, or neither, is stated.
+
+    N = 12·L·h² and the tables; without h, h = 128·L, rounded to 128 elements, or to 16 a head where those do not divide. Layers
+    are whole pipeline ranks.
+    """
+    parameters = (number_of(row, "params_b") or 0.0) * 1e9
+    layers, hidden = count_of(row, "layers"), count_of(row, "hidden")
+    if hidden is None:
+        of_depth = math.sqrt(parameters / 12 / layers) if layers else (parameters * WIDTH_OVER_DEPTH / 12) ** (1 / 3)
+        hidden = max(128, round(of_depth / 128) * 128)
+        if (heads := count_of(row, "heads")) and hidden % heads:
+            hidden = max(1, round(of_depth / (16 * heads))) * 16 * heads
+    if layers is None:
+        pipeline = count_of(row, "pp") or 1
+        tables = _vocabulary(row) * hidden
+        block = 12 * hidden**2
+        if ffn := count_of(row, "ffn_hidden"):
+            block = 4 * hidden**2 + (3 if _GATED.search(text_of(row, "model")) else 2) * hidden * ffn
+        layers = max(1, round(max(0.0, parameters - tables) / block / pipeline)) * pipeline
+    return {"layers": layers, "hidden": hidden}
+
+
+def row_shape(row: StatedRow) -> tuple[ModelShape, float]:
+    """Shape of a row, and its parameters as stated (those of the shape, where nothing is stated).
+
+    Whether the output matrix is the token table is seldom said: that one is taken which comes nearer to the parameters. The
+    feed-forward is gated where the model's name says so, or where two matrices of the stated width leave too many unexplained.
+
+    Raises:
+        ConfigError: layers or hidden size are missing, or the heads do not divide.
+    """
+    stated = number_of(row, "params_b")
+    is_gated = bool(_GATED.search(text_of(row, "model")))
+    shape = _shape(row, is_gated)
+    if stated is None:
+        # Models with a gate have two tables from some 7B on (Llama 2 and 3, Mistral, Qwen); below, and without a gate, one.
+        shape = replace(shape, tie_embeddings=not is_gated)
+        return shape, shape.num_parameters
+    candidates = [shape, replace(shape, tie_embeddings=False)]
+    if not is_gated and count_of(row, "ffn_hidden"):
+        gated = _shape(row, True)
+        if shape.num_parameters < (1 - _GATE_SHARE) * stated * 1e9:
+            candidates += [gated, replace(gated, tie_embeddings=False)]
+    return min(candidates, key=lambda candidate: abs(candidate.num_parameters - stated * 1e9)), stated * 1e9
+
+
+def _shape(row: StatedRow, gated: bool) -> ModelShape:
+    """The shape with the token table as output matrix."""
+    heads = count_of(row, "heads")
+    width = re.search(r"attention width (\d+)", text_of(row, "notes"))
+    return plain_shape(
+        num_layers=needed_count(row, "layers"),
+        hidden_size=needed_count(row, "hidden"),
+        vocab_size=_vocabulary(row),
+        num_heads=heads,
+        num_kv_heads=count_of(row, "kv_heads"),
+        head_dim=int(width[1]) // heads if width and heads else None,
+        ffn_hidden_size=count_of(row, "ffn_hidden"),
+        gated=gated,
+        max_seq_len=count_of(row, "seq_len") or ASSUMED_SEQ_LEN,
+        name=text_of(row, "model") or "row",
+    )
+
+
+def _vocabulary(row: StatedRow) -> int:
+    known = known_vocabulary(text_of(row, "model"), text_of(row, "source"))
+    return count_of(row, "vocab") or known or ASSUMED_VOCAB
+
+
+def gpu_memory_gib(row: StatedRow) -> float:
+    """What a process can allocate on one GPU of the row."""
+    return ALLOCATABLE_SHARE * _find_device(text_of(row, "gpu"), number_of(row, "gpu_mem_gb")).memory_gb
+
+
+def _machine(row: StatedRow, device: Device, software: Software) -> tuple[Machine, tuple[str, ...]]:
+    assumptions = []
+    data_type = _data_type(text_of(row, "precision").lower(), device)
+    achievable = device.achievable_tflops.get(data_type)
+    if achievable is None:
+        achievable = UNMEASURED_SHARE * device.peak_tflops[data_type]
+        assumptions.append(f"matmul rate of {UNMEASURED_SHARE:.0%} of the peak")
+    family = device.name.split("-")[0]
+    num_gpus, nodes = needed_count(row, "num_gpus"), count_of(row, "nodes")
+    gpus_per_node = math.ceil(num_gpus / nodes) if nodes else min(8, num_gpus)
+    stated = stated_network_gb_per_s(f"{text_of(row, 'notes')}; {text_of(row, 'gpu')}", gpus_per_node)
+    network = stated or _USUAL_NETWORK_GB_PER_S.get(family, _USUAL_FAST_NETWORK_GB_PER_S)
+    if not stated and num_gpus > gpus_per_node:
+        assumptions.append(f"network {network * 8:g} Gb/s a node")
+    sustained = sustained_rates(family, software.own_kernels)
+    fp8 = FP8_SHARE * device.achievable_tflops.get("fp8", FP8_OVER_16_BIT * achievable) * sustained.fp8
+    machine = Machine(
+        gpus_per_node=gpus_per_node,
+        achievable_tflops=achievable,
+        memory_gb_per_s=device.memory_gb_per_s,
+        link_gb_per_s=device.link_gb_per_s or device.host_link_gb_per_s,
+        network_gb_per_s=network,
+        host_link_gb_per_s=device.host_link_gb_per_s,
+        host_memory_gb_per_s=_USUAL_HOST_MEMORY_GB_PER_S.get(family, 409.0),
+        sustained_matrix=sustained.matrix,
+        sustained_attention=sustained.attention,
+        block_tflops=fp8 if "fp8" in text_of(row, "precision").lower() and "fp8" in device.peak_tflops else None,
+    )
+    return machine, tuple(assumptions)
+
+
+def _data_type(precision: str, device: Device) -> str:
+    """Of the matrix products, as the device's table of peaks names it; 16 bit where the row states none."""
+    if precision in ("fp32", "float32") or (precision == "tf32" and "tf32" not in device.peak_tflops):
+        return "fp32"
+    if precision == "tf32":
+        return "tf32"
+    return "bf16" if "bf16" in precision and "bf16" in device.peak_tflops else "fp16"
+
+
+def stated_network_gb_per_s(words: str, gpus_per_node: int) -> float | None:
+    """Bandwidth of all adapters of a node as remarks tell it, GB/s; None: they do not.
+
+    >>> stated_network_gb_per_s("network 84 Gb/s a node", 8), stated_network_gb_per_s("8x 200 Gb/s HDR per node", 8)
+    (10.5, 200.0)
+    >>> stated_network_gb_per_s("200 Gb/s HDR InfiniBand per GPU", 8)
+    200.0
+    """
+    match = _NETWORK.search(words)
+    if match is None:
+        return None
+    gigabit = float(match["count"] or 1) * float(match["rate"].replace(",", "")) * (1000 if match["unit"] == "T" else 1)
+    return gigabit / 8 * (gpus_per_node if match["place"] == "GPU" else 1) or None
+
+
+def _setup(row: StatedRow, shape: ModelShape) -> tuple[Setup, tuple[str, ...]]:
+    notes, num_gpus = text_of(row, "notes"), needed_count(row, "num_gpus")
+    tp, pp, sp = (count_of(row, name) or 1 for name in ("tp", "pp", "cp_sp"))
+    dp = count_of(row, "dp") or num_gpus // (tp * pp * sp)
+    if dp * tp * pp * sp != num_gpus:
+        raise _refusal(f"tp x pp x sp x dp = {tp} x {pp} x {sp} x {dp} is not num_gpus={num_gpus}")
+    if needed_count(row, "global_batch") < needed_count(row, "micro_batch_per_gpu") * dp:
+        micro, total = (needed_count(row, name) for name in ("micro_batch_per_gpu", "global_batch"))
+        raise _refusal(f"global_batch={total} is less than micro_batch_per_gpu x dp = {micro} x {dp}")
+    if (count_of(row, "nodes") or 1) > num_gpus:
+        raise _refusal(f"nodes={count_of(row, 'nodes')} is more than num_gpus={num_gpus}")
+    if pp > shape.num_layers:
+        raise _refusal(f"pp={pp} is more than layers={shape.num_layers}")
+    recomputation = _RECOMPUTATION.get(text_of(row, "activation_ckpt"))
+    on_host = recomputation == "full" and checkpoints_on_host(notes)
+    micro, total, seq_len = (needed_count(row, name) for name in ("micro_batch_per_gpu", "global_batch", "seq_len"))
+    setup = Setup(
+        shape=shape,
+        seq_len=seq_len,
+        micro_batch_size=micro,
+        num_micro_steps=max(1, round(total / (micro * dp))),
+        num_gpus=num_gpus,
+        tensor_degree=tp,
+        pipeline_degree=pp,
+        sequence_degree=sp,
+        zero_stage=count_of(row, "zero_stage") or 0,
+        shard_within_node=bool(_IN_NODE.search(notes)),
+        virtual_stages=virtual_stages(notes, shape.num_layers // pp),
+        recomputation=recomputation or "none",
+        offload_optimizer=text_of(row, "offload_optimizer") in ("cpu", "nvme"),
+        offload_param=text_of(row, "offload_param") in ("cpu", "nvme"),
+        offload_activations=on_host,
+        split_block_inputs=on_host and tp > 1,
+        live_parameters=AZURE_LIVE_PARAMETERS if "on Azure" in text_of(row, "source") else None,
+        bytes_per_element=4 if text_of(row, "precision").lower() in ("fp32", "tf32", "float32") else 2,
+    )
+    assumptions = [] if recomputation else ["recomputation none"]
+    if total % (micro * dp):
+        assumptions.append(f"{setup.num_micro_steps} micro steps, since {micro} x {dp} does not divide {total}")
+    return setup, tuple(assumptions)
+
+
+def _in_micro_batches(setup: Setup, trainer: Trainer) -> Setup:
+    """FSDP's trainers state the batch of a step, which a pipeline cuts into as many micro batches as it has ranks.
+
+    Source: torchtitan, distributed/pipeline.py (pipeline_parallel_microbatch_size, before it pipeline_parallel_microbatches).
+    """
+    p = setup.pipeline_degree
+    if not trainer.habits.keeps_gathered or p == 1 or setup.num_micro_steps > 1 or setup.micro_batch_size % p:
+        return setup
+    return replace(setup, micro_batch_size=setup.micro_batch_size // p, num_micro_steps=p)
+
+
+def text_of(row: StatedRow, name: str) -> str:
+    """A text column, empty where it is missing."""
+    value = row.get(name)
+    return "" if value is None else str(value)
+
+
+def number_of(row: StatedRow, name: str) -> float | None:
+    """A number column."""
+    value = row.get(name)
+    return None if value is None else float(value)
+
+
+def count_of(row: StatedRow, name: str) -> int | None:
+    """A column of whole numbers."""
+    value = row.get(name)
+    return None if value is None else int(value)
+
+
+def needed_count(row: StatedRow, name: str) -> int:
+    """A column of whole numbers that must be there.
+
+    Raises:
+        ConfigError: it is missing.
+    """
+    value = count_of(row, name)
+    if value is None:
+        raise _refusal(f"does not state {name}")
+    return value
+
+
+def _refusal(rule: str) -> ConfigError:
+    return ConfigError([Problem("row", "", rule, "")])
