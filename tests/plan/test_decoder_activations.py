@@ -150,7 +150,8 @@ def test_the_plan_says_what_it_chose_of_the_loss() -> None:
 def test_the_least_recomputation_that_fits_is_chosen(gib: int, chosen: str, reason: str) -> None:
     plan = plan_of(*WORDS, f"hardware.gpu_memory_gib={gib}")
     assert plan.activation_checkpointing == chosen
-    assert f"training.activation_checkpointing not stated: {chosen}, {reason}" in plan.assumptions
+    told = f"training.activation_checkpointing not stated: {chosen}, {reason} at a micro batch of"
+    assert any(note.startswith(told) for note in plan.assumptions)
     assert not plan.problems
     assert (plan.flops_per_step.hardware_flops > plan.flops_per_step.model_flops) == (chosen == "full")
 

@@ -118,7 +118,7 @@ def _why(ranking: Ranking) -> str:
     if not best.fits:
         return f"none of {considered} fits; this one is the nearest ({best.reason})"
     if best.tokens_per_s is None:
-        return f"{best.reason}, of {considered}; no step time is predicted for this hardware"
+        return f"{best.reason}, of {considered}; no step time is predicted for it"
     return f"{best.reason}, of {considered}; {best.tokens_per_s:,.0f} tokens/s predicted"
 
 

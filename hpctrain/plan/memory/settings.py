@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hpctrain.config.schema import ActivationCheckpointing, Config, ParallelismConfig, Precision, TrainingConfig
 from hpctrain.plan.layout import Batch, Layout, resolve_batch
-from hpctrain.plan.memory.estimate import estimate_memory
+from hpctrain.plan.memory.estimate import MemoryEstimate, estimate_memory
 from hpctrain.plan.memory.fitted_ratio import with_fitted_ratio
 from hpctrain.plan.memory.loss_chunks import loss_chunk_size
 from hpctrain.plan.memory.sub_groups import sub_group_notes, with_sub_group_size
@@ -37,20 +37,26 @@ def choose_memory_settings(config: Config, shape: ModelShape, layout: Layout, pr
     seq_len = training.seq_len or shape.max_seq_len
     sizes, modes = _micro_batch_sizes(training, layout), recomputation_modes(training)
 
-    def fits(size: int, mode: ActivationCheckpointing) -> bool:
+    def memory(size: int, mode: ActivationCheckpointing) -> MemoryEstimate:
         batch, _ = resolve_batch(training, size, layout.data_parallel_degree, seq_len)
-        return estimate_memory(resolved_work(config, shape, layout, batch, precision, mode)).fits_with_headroom
+        return estimate_memory(resolved_work(config, shape, layout, batch, precision, mode))
 
     candidates = [(size, mode) for size in sizes for mode in modes]
-    chosen = next((candidate for candidate in candidates if fits(*candidate)), None)
+    chosen = next((candidate for candidate in candidates if memory(*candidate).fits_with_headroom), None)
     size, mode = chosen or candidates[-1]
     has_capacity = config.hardware.gpu_memory_gib is not None or config.hardware.host_memory_gib is not None
     why = "memory not stated by the hardware" if not has_capacity else "with a tenth of the memory free"
     assumptions = []
     if training.micro_batch_size is None:
-        tried = ", ".join(map(str, sizes))
-        choice = f"{size}, the largest of {tried}" if chosen else f"{size}, and even that does not fit"
-        assumptions.append(f"training.micro_batch_size not stated: {choice} ({why})")
+        choice = f"{size}, the largest of {', '.join(map(str, sizes))} ({why})"
+        if not chosen:
+            even = (
+                "and even that does not fit"
+                if memory(size, mode).problems()
+                else "which leaves less than a tenth of the memory free"
+            )
+            choice = f"{size}, {even}"
+        assumptions.append(f"training.micro_batch_size not stated: {choice}")
     if training.activation_checkpointing is None:
         reasons = {
             "none": "it fits without recomputation",
@@ -60,7 +66,8 @@ def choose_memory_settings(config: Config, shape: ModelShape, layout: Layout, pr
             else "without recomputation it does not fit",
         }
         assumptions.append(
-            f"training.activation_checkpointing not stated: {mode}" + (f", {reasons[mode]}" if has_capacity else "")
+            f"training.activation_checkpointing not stated: {mode}"
+            + (f", {reasons[mode]} at a micro batch of {size}" if has_capacity else "")
         )
     return MemorySettings(size, mode, tuple(assumptions))
 

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from hpctrain.config.schema import Config
 from hpctrain.plan.search.candidate import OpenKeys
+from hpctrain.units import counted
 
 MOST_SEQUENCES_PER_GPU = 8
 """Of a step whose batch nobody states."""
@@ -36,7 +37,7 @@ def held_batches(config: Config, open_keys: OpenKeys, seq_len: int) -> Iterator[
     """
     training, num_gpus = config.training, config.nodes * config.hardware.gpus_per_node
     if training.global_batch_size is not None:
-        yield Held(training.global_batch_size, f"{training.global_batch_size:,} sequences a step, as stated")
+        yield Held(training.global_batch_size, f"{counted(training.global_batch_size, 'sequence')} a step, as stated")
         return
     micro = stated(training.micro_batch_size, "training.micro_batch_size", open_keys)
     accumulation = stated(training.gradient_accumulation_steps, "training.gradient_accumulation_steps", open_keys)
@@ -44,7 +45,7 @@ def held_batches(config: Config, open_keys: OpenKeys, seq_len: int) -> Iterator[
     while per_gpu:
         size = per_gpu * num_gpus * (accumulation or 1)
         each = f"{per_gpu} a GPU" if accumulation in (None, 1) else f"{per_gpu} a GPU and micro step"
-        yield Held(size, f"{size:,} sequences a step ({each}; training.global_batch_size not stated)")
+        yield Held(size, f"{counted(size, 'sequence')} a step ({each}; training.global_batch_size not stated)")
         if micro or not accumulation:
             return
         per_gpu //= 2

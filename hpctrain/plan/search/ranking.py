@@ -118,7 +118,9 @@ def _choices(trial: _Trial, numbers: list[int], limit: int) -> Iterator[Choice]:
     predictions = [verdict.prediction() for verdict in verdicts]
     refused = picking.nearest_plainer(numbers[0], trial.has_headroom) if limit > 1 else None
     first, *others = predictions
-    yield _choice(verdicts[0], first, best_reason(first, others[0] if others else None, trial.has_headroom))
+    knows_memory = (verdicts[0].gpu_free_bytes, verdicts[0].host_free_bytes) != (None, None)
+    of_best = best_reason(first, others[0] if others else None, trial.has_headroom, knows_memory)
+    yield _choice(verdicts[0], first, of_best)
     shown = limit - 1 - (refused is not None)
     for verdict, prediction in list(zip(verdicts, predictions, strict=True))[1 : 1 + shown]:
         yield _choice(verdict, prediction, place_reason(first, prediction))

@@ -25,15 +25,19 @@ def place_reason(best: StepPrediction | None, other: StepPrediction | None) -> s
     return f"{slower:.1%} slower: {max(grown, key=lambda name: grown[name])}"
 
 
-def best_reason(best: StepPrediction | None, fastest: StepPrediction | None, has_headroom: bool) -> str:
+def best_reason(
+    best: StepPrediction | None, fastest: StepPrediction | None, has_headroom: bool, knows_memory: bool
+) -> str:
     """Of the choice itself.
 
     Args:
         best: predicted for it; None: nothing is.
         fastest: predicted for the fastest runner-up; None: there is none.
         has_headroom: a tenth of each tier stays free.
+        knows_memory: the hardware states what a tier holds.
     """
-    reason = "the plainest that fits" if best is None else "the fastest that fits"
+    among = "that fits" if knows_memory else "(memory not stated by the hardware)"
+    reason = f"the plainest {among}" if best is None else f"the fastest {among}"
     if best is not None and fastest is not None and fastest.step_time_s < best.step_time_s:
         reason = f"within {1 - fastest.step_time_s / best.step_time_s:.1%} of the fastest, with fewer mechanisms"
     return reason if has_headroom else f"{reason}, with less than a tenth of the memory free"
