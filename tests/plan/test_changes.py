@@ -147,6 +147,15 @@ def test_a_stated_accumulation_grows_as_the_micro_batch_shrinks() -> None:
     assert lever.settings[-1] == {MICRO: 1, ACCUMULATION: 192}
 
 
+def test_more_nodes_are_looked_at_where_all_else_is_dear() -> None:
+    """Offload of 70B parameters on one node takes 20 times the GPU-hours."""
+    words = ("model=llama3_70b", "nodes=1", "hardware=dgx_h100", "parallelism=tensor", "training.micro_batch_size=1")
+    first = changes_of(*words, "training.activation_checkpointing=none").changes[0]
+    assert "nodes=4" in first.overrides
+    assert first.gpu_hours_factor is not None
+    assert first.gpu_hours_factor < 10
+
+
 def test_what_is_on_already_is_not_offered() -> None:
     offered = {word for change in changes_of(*REFUSED["host"]).changes for word in change.overrides}
     assert not offered & {"parallelism=zero3", "parallelism.offload_param=cpu", "parallelism.offload_optimizer=cpu"}

@@ -38,6 +38,8 @@ _MORE_PAIRS = 2
 """Pairs beyond those that are wanted: some of them are cheaper."""
 _PAIRS_IN_VAIN = 10
 """So many pairs that do not fit, one after the other, are the last: the strongest come first."""
+_DEAR = 2.0
+"""Times the GPU-hours of the refused plan."""
 NODES = "more nodes"
 _BESIDE_THE_FORM = ("parallelism.pin_memory", "parallelism.sub_group_size")
 """Keys of ``parallelism`` that no shipped form states."""
@@ -138,12 +140,16 @@ class _Search:
         if len(self._found) < limit:
             self._pairs(helping, limit)
         for lever in helping:
-            if len(self._found) < limit:
+            if self._num_not_dear() < limit:
                 strongest = lever.settings[-1]
                 self._nodes(strongest, (lever,), self.trials.short_bytes(strongest), fewest)
         if len(self._found) < limit:
             self._stack(base, failing)
         return [change for change in sorted(self._found, key=self._rank) if not self._is_needless(change)]
+
+    def _num_not_dear(self) -> int:
+        """Those that are worth their price, as far as it is known; where there are few, more nodes may be."""
+        return sum((change.gpu_hours_factor or 0.0) <= _DEAR for change in self._found)
 
     def chosen_anew(self, found: Sequence[Change]) -> list[Change]:
         """The same questions with the form left open, the cheapest first."""
