@@ -58,7 +58,7 @@ def wait_until(condition: Callable[[], T | None], what: str) -> T:
     while time.monotonic() < deadline:
         if found := condition():
             return found
-        time.sleep(0.1)
+        time.sleep(0.02)
     raise AssertionError(f"not within {DEADLINE_S} s: {what}")
 
 
@@ -127,16 +127,16 @@ def test_what_is_requeued_starts_again_alone_in_its_own_folder(sandbox: Sandbox,
 
 
 def test_a_sweep_killed_in_the_middle_is_continued_without_a_point_twice(sandbox: Sandbox, root: Path) -> None:
-    words = ("-m", "nodes=1,2,3,4", "cluster.time='5','6','7'", "launch.sweep_name=killed", HELD)
+    words = ("-m", "nodes=1,2,3,4", "cluster.time='5','6','7','8','9','10'", "launch.sweep_name=killed", HELD)
     process = start(sandbox.env, root, *words)
     wait_until(lambda: sum(point["state"] == "submitted" for point in manifest_points(root)) >= 2, "two submissions")
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    assert len(scripts_in_queue(sandbox.env, root)) < 12
+    assert len(scripts_in_queue(sandbox.env, root)) < 24
     told = call(sandbox.env, root, *words)
-    assert "12 of 12 points submitted, as 12 jobs; " in told
+    assert "24 of 24 points submitted, as 24 jobs; " in told
     scripts = scripts_in_queue(sandbox.env, root)
-    assert scripts == sorted(str(root / "killed" / f"run-{group}-0000" / "submission.sh") for group in range(12))
+    assert scripts == sorted(str(root / "killed" / f"run-{group}-0000" / "submission.sh") for group in range(24))
     assert {point["state"] for point in manifest_points(root)} == {"submitted"}
     slurm(sandbox.env, "scancel", *(point["job_id"] for point in manifest_points(root)))
 
