@@ -41,7 +41,10 @@ def with_fitted_ratio(
 
     if gpu_memory_gib is None:
         return moving(_STEPS), [f"{key}: 1, all of the optimizer's state is moved: the hardware states no GPU memory"]
-    step = bisect.bisect_left(range(_STEPS), True, key=lambda number: fits(moving(number)))
+    most = _STEPS - 1
+    step = (
+        bisect.bisect_left(range(most), True, key=lambda number: fits(moving(number))) if fits(moving(most)) else _STEPS
+    )
     chosen = moving(step)
     if step == 0:
         return chosen, [f"{key}: all of the optimizer's state fits on the GPU with a tenth of it free; none is moved"]
