@@ -30,8 +30,6 @@ from hpctrain.secret_text import redact_override
 CONFIG_NAME = "config"
 _OPEN_MAPPINGS = ("env.", "cluster.extra.", "cluster.azureml.", "hardware.peak_tflops.", "hardware.sources.")
 """Below these, names are the user's own."""
-
-
 _PLAIN_NUMBER = re.compile(r"[+-]?[\d_]+(\.[\d_]*)?([eE][+-]?\d+)?")
 _YAML_TRAP = re.compile(r"\s*(-\s+)?(?P<key>[\w.-]+):\s+(?P<value>0\d+|\d[\d_]*_[\d_]*|\d+(:\d+)+)\s*(#.*)?$")
 
