@@ -107,11 +107,6 @@ class NvmeTier:
         return math.ceil(elements / step) * step
 
     @property
-    def state_elements(self) -> int:
-        """Parameters whose optimizer states are there."""
-        return sum(group.elements for group in self._swapped)
-
-    @property
     def state_bytes(self) -> int:
         """Of the fp32 copy and Adam's moments."""
         return STATES * _FP32 * sum(self._aligned(group.elements, _FP32) for group in self._swapped)
