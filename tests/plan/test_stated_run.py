@@ -273,8 +273,6 @@ def test_the_network_that_remarks_tell(notes: str, gb_per_s: float) -> None:
         ("cpu_checkpointing = false", False, False),
         ("with activation offloading", False, True),
         ("no activation offload", False, False),
-        ('"Megatron + Deepspeed ZeRO (old branch)" / , line 387', False, True),
-        ('"Megatron + Deepspeed ZeRO (old branch)" / , line 430; --checkpoint-in-cpu off', False, False),
     ],
 )
 def test_remarks_on_sharding_and_block_inputs(notes: str, in_node: bool, on_host: bool) -> None:

@@ -8,12 +8,10 @@ _ON_HOST = re.compile(
     r"activation checkpoints on the host|checkpoint-in-cpu on|\+ OC\b"
     r"|(?<!= )(?<!no )(?<!without )\b(?:cpu_checkpointing(?!\W+(?:off|false)\b)"
     r"|activation(?:[- ]checkpoint(?:s|ing)?)?(?: (?:to )?(?:cpu|host))? offload(?:ed|ing)?\b"
-    r"|offload(?:ed|ing) (?:of )?activation)"
-    r"|Megatron \+ Deepspeed ZeRO \(old branch\)\" / (?!With full cpu offload)(?!.*checkpoint-in-cpu off)",
+    r"|offload(?:ed|ing) (?:of )?activation)",
     re.IGNORECASE,
 )
-"""``OC`` is FPDT's word for it, which its rows explain with "OC = ..."; an explanation is no statement. The script of the table
-that is named last had it on (bigscience, experiments/gpt2-meg-ds-zero)."""
+"""``OC`` is FPDT's word for it, which its rows explain with "OC = ..."; an explanation is no statement."""
 _FINE_TUNING = re.compile(r"\bfine-?tun|\bSFT\b", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"adam|mixed.precision|zero-?[123]\b|fp32 (?:master|states)", re.IGNORECASE)
 _STAGES_A_RANK = re.compile(r"(\d+) virtual stages")
