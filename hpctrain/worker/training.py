@@ -19,6 +19,7 @@ from hpctrain.worker.data.micro_batches import MicroBatchStream
 from hpctrain.worker.end_reasons import EXIT_CODES
 from hpctrain.worker.engine import build_engine
 from hpctrain.worker.first_weights import take_first_weights
+from hpctrain.worker.gloo_gather import gather_in_place
 from hpctrain.worker.loop import train
 from hpctrain.worker.nvme_folder import with_folder
 from hpctrain.worker.process_group import (
@@ -54,6 +55,8 @@ def run_training(rank: Rank, stop: StopSignal, leave: Leave, guard: RankGuard) -
         check_room(rank)
         require_async_io(plan)
         engine = build_engine(with_folder(plan, rank.nvme), training.weight_decay, training.seed, device)
+        if device.type == "cpu":
+            gather_in_place()
         if plan.compile:
             num_blocks = compile_blocks(engine.module)
             if rank.env.rank == 0:

@@ -174,12 +174,14 @@ def _our_loop(config: Config, plan: RunPlan, batches: TokenBatches, steps_file: 
     from hpctrain.worker.compiled_blocks import compile_blocks
     from hpctrain.worker.data.micro_batches import MicroBatchStream
     from hpctrain.worker.engine import build_engine
+    from hpctrain.worker.gloo_gather import gather_in_place
     from hpctrain.worker.loop import train
     from hpctrain.worker.step_log import StepLog
     from hpctrain.worker.stop_signal import StopSignal
 
     training, device = config.training, torch.device("cpu")
     engine = build_engine(plan, training.weight_decay, training.seed, device)
+    gather_in_place()
     if plan.compile:
         compile_blocks(engine.module)
     stop = StopSignal()

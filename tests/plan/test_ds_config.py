@@ -56,3 +56,15 @@ def test_keys_of_a_form(words: tuple[str, ...], keys: dict[str, Any]) -> None:
     plain = plan_of(*ON_GPUS).ds_config["zero_optimization"]
     # What is not asked for is left out: the engine would test for kernels that it then does not use.
     assert not [name for name in keys if name in plain]
+
+
+@pytest.mark.parametrize(
+    ("words", "overlaps"),
+    [
+        pytest.param((*ON_GPUS, "parallelism=zero1"), True, id="gpu"),
+        pytest.param((*ON_GPUS, "parallelism=zero1", "parallelism.overlap_comm=false"), False, id="gpu, turned off"),
+        pytest.param((*ON_CPUS, "parallelism=zero1"), False, id="a cpu has no second stream"),
+    ],
+)
+def test_what_is_reduced_beside_the_backward_pass(words: tuple[str, ...], overlaps: bool) -> None:
+    assert plan_of(*words).ds_config["zero_optimization"]["overlap_comm"] is overlaps

@@ -27,13 +27,26 @@ def test_states_by_hand() -> None:
     stage3 = terms_of("model=tiny", "cluster=local", "parallelism=zero3")
     assert (stage3["parameters"], stage3["gradients"]) == (4 * share, 4 * share)
     assert (stage3["fp32 master"], stage3["Adam moments"]) == (4 * share, 8 * share)
-    # Below stage 3 the parameters are whole; gradients leave by the buckets as they come.
+    # Below stage 3 the parameters are whole; a bucket has room for all gradients, and a CPU has no second for an overlap.
     for stage in ("zero1", "zero2"):
         terms = terms_of("model=tiny", "cluster=local", f"parallelism={stage}")
         assert terms["parameters"] == 8 * share
         assert (terms["fp32 master"], terms["Adam moments"]) == (4 * share, 8 * share)
-        # Two buckets, since collectives overlap; each has room for all parameters.
-        assert terms["reduce buckets"] == 2 * 4 * 858_880
+        assert terms["reduce buckets"] == 4 * 858_880
+
+
+@pytest.mark.parametrize(
+    ("words", "num_buckets"),
+    [
+        pytest.param("", 2, id="overlapping"),
+        pytest.param("parallelism.overlap_comm=false", 1, id="behind the backward pass"),
+        pytest.param("parallelism.pipeline_parallel_size=2 training.gradient_accumulation_steps=4", 1, id="pipeline"),
+    ],
+)
+def test_a_second_bucket_fills_while_the_first_is_reduced(words: str, num_buckets: int) -> None:
+    words_of_plan = ("model=1.3b", "nodes=1", "hardware=ndm_a100_v4", "parallelism=zero1", *words.split())
+    terms, plan = terms_of(*words_of_plan), plan_of(*words_of_plan)
+    assert terms["reduce buckets"] == num_buckets * 2 * min(500_000_000, plan.num_parameters)
 
 
 def test_sixteen_bytes_a_parameter_without_offload_eighteen_on_the_host_with() -> None:

@@ -59,6 +59,9 @@ _STATES = {
     "zero1 fp16": "parallelism=zero1 training.precision=fp16",
     "zero3 fp16": "parallelism=zero3 training.precision=fp16",
     "zero1": "parallelism=zero1",
+    "zero1 behind": "parallelism=zero1 parallelism.overlap_comm=false",
+    "zero1 behind, small bucket": "parallelism=zero1 parallelism.overlap_comm=false"
+    " parallelism.reduce_bucket_size=20000000",
     "zero2": "parallelism=zero2",
     "zero3": "parallelism=zero3",
     "zero1 offload": "parallelism=zero1 parallelism.offload_optimizer=cpu",
@@ -87,6 +90,9 @@ llama3 8b | ddp | full | 1 | 1 | 1
 1.3b | zero1 fp16 | full | 8 | 4 | 1
 1.3b | zero3 fp16 | none | 1 | 2 | 2
 tiny gpt | zero1 | none | 1 | 4 | 1
+tiny gpt | zero1 behind | full | 1 | 1 | 1
+tiny llama | zero1 behind, small bucket | full | 1 | 1 | 1
+1.3b | zero1 behind | none | 8 | 2 | 1
 tiny gpt | zero2 | none | 8 | 2 | 1
 tiny gpt | zero3 | full | 1 | 2 | 1
 tiny gpt | zero3 offload all | full on host | 1 | 1 | 2

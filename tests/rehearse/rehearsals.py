@@ -64,6 +64,7 @@ def make_plan(
                 "host_memory_gib": None,
                 "default_precision": "bf16",
                 "gpu_memory_gib": 80 if device == "cuda" else None,
+                "peak_tflops": {"bf16": 300, "fp16": 300} if device == "cuda" else {},
             },
             "cluster": {"name": "slurm", "kind": "slurm"} if device == "cuda" else {"name": "local", "kind": "local"},
             "training": {

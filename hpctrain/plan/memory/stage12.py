@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable
+from itertools import accumulate
 from typing import NamedTuple
 
-from hpctrain.plan.ds_config import reduce_bucket_elements
+from hpctrain.plan.ds_config import overlaps_reduction, reduce_bucket_elements
 from hpctrain.plan.layout import RankPlace
 from hpctrain.plan.memory.adam_scratch import adam_scratch
 from hpctrain.plan.memory.decoder_activations import DecoderActivations
-from hpctrain.plan.memory.gradient_buckets import BlockGradients, GradientFlow, gradient_flow
+from hpctrain.plan.memory.gradient_buckets import BlockGradients, GradientFlow, gradient_flow, reduced_at_the_end
 from hpctrain.plan.memory.pipeline_buffers import micro_batches_in_flight, pipeline_buffers
 from hpctrain.plan.memory.stage12_shares import rank_share
 from hpctrain.plan.memory.terms import Amounts, Height, MemoryPhase, Pinned, RankMemory, added, in_pieces, total
@@ -69,7 +70,7 @@ class _Stage12:
             "model": {"initialisation": _FP32 * self._parameters.total},
             "engine": {"initialisation": self._engine()},
             "forward": self._forward().over(resting),
-            "backward": self._backward().over(resting),
+            "backward": (self._backward_before_reduction() if self._reduces_last else self._backward()).over(resting),
             "optimizer": added(
                 max(added(resting, self._step()), self._between_micro_steps(resting), key=total),
                 {_PIPELINE: self._pipe.in_step},
@@ -125,6 +126,11 @@ class _Stage12:
         return self._stage == 1 and (self._micro_steps > 1 or self._num_stages > 1)
 
     @property
+    def _reduces_last(self) -> bool:
+        """Gradients of the only micro step are all there before the first is reduced."""
+        return self._stage == 1 and not self._keeps_whole and not self._overlaps
+
+    @property
     def _accumulated(self) -> int:
         """Gradients of earlier micro steps: in stage 1 all, in stage 2 those of the rank's share."""
         if self._keeps_whole:
@@ -139,8 +145,11 @@ class _Stage12:
     @property
     def _buckets(self) -> int:
         """Made when the first gradient comes, and given up after the reduction."""
-        is_double = self._work.parallelism.overlap_comm and self._num_stages == 1
-        return self._width * self._bucket * (2 if is_double else 1)
+        return self._width * self._bucket * (2 if self._overlaps else 1)
+
+    @property
+    def _overlaps(self) -> bool:
+        return overlaps_reduction(self._work.parallelism, self._work.hardware.device == "cuda")
 
     @property
     def _has_loss(self) -> bool:
@@ -163,16 +172,7 @@ class _Stage12:
 
     def _backward(self) -> Height:
         width, activations, parameters = self._width, self._activations, self._parameters
-        height = Height(
-            self._kept_name,
-            "activations of one block",
-            "logits and loss",
-            _PIPELINE,
-            "gradients",
-            "whole gradients",
-            "reduce buckets",
-            "flattened for reduction",
-        )
+        height = self._backward_height()
         at_loss = (self._kept_with(parameters.num_blocks - 1), activations.ends)
         output = parameters.token_table if parameters.is_tied else parameters.head
         accumulated, buckets, pipe = self._accumulated, self._buckets, self._pipe
@@ -209,6 +209,45 @@ class _Stage12:
         if self._num_stages == 1:
             whole, flattened = width * flow.end.whole, width * flow.end.flattened
             height.offer(0, activations.block_input, 0, 0, end, whole, buckets, flattened)
+        return height
+
+    def _backward_height(self) -> Height:
+        return Height(
+            self._kept_name,
+            "activations of one block",
+            "logits and loss",
+            _PIPELINE,
+            "gradients",
+            "whole gradients",
+            "reduce buckets",
+            "flattened for reduction",
+        )
+
+    def _backward_before_reduction(self) -> Height:
+        """Stage 1, one micro step, nothing reduced beside the backward pass: gradients add up till all of them are there."""
+        width, activations, parameters, buckets = self._width, self._activations, self._parameters, self._buckets
+        height, last = self._backward_height(), self._parameters.num_blocks - 1
+        at_loss = (self._kept_with(last), activations.ends)
+        output = parameters.token_table if parameters.is_tied else parameters.head
+        height.offer(*at_loss, activations.loss_backward, 0, 0, 0, 0, 0)
+        height.offer(*at_loss, activations.head_backward, 0, 0, width * output, 0, 0)
+        matrices = tuple(accumulate(parameters.block_matrices[::-1]))
+        inside = max(activations.block_heights(), key=lambda each: each.num_bytes + width * matrices[each.matrix])
+        moments = [(inside.num_bytes, matrices[inside.matrix])]
+        moments += zip(activations.arrival_heights(), matrices, strict=True)
+        # Activations become fewer and gradients more from block to block, each by the same amount but at the ends.
+        for block in sorted({0, min(1, last), max(last - 1, 0), last}):
+            before = output + sum(parameters.final_norm) + (last - block) * parameters.block
+            for num_bytes, numel in moments:
+                height.offer(activations.kept_before(block), num_bytes, 0, 0, 0, width * (before + numel), buckets, 0)
+        # A tied table's gradient as the output matrix, that as the table, and their sum.
+        more = 2 * parameters.token_table if parameters.is_tied else 0
+        height.offer(0, activations.block_input, 0, 0, 0, width * (parameters.total + more), buckets, 0)
+        first, behind = reduced_at_the_end(parameters, self._bucket, self._degree)
+        height.offer(0, 0, 0, 0, 0, width * first.whole, buckets, width * first.flattened)
+        # The rank whose share comes first has it at the next collective.
+        arrived = self._arrived_bytes if behind.total else 0
+        height.offer(0, 0, 0, 0, arrived, width * behind.whole, buckets, width * behind.flattened)
         return height
 
     @property
