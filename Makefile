@@ -5,7 +5,12 @@ VENV := .venv
 TORCH ?= torch
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-FAST_TESTS = $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 -m "not slurm and not train and not notebook and not browser"
+# worksteal: each process gets a row of whole modules, whose fixtures it makes once, and at the end takes tests from another.
+FAST_TESTS = $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=worksteal -m "not slurm and not train and not notebook and not browser"
+RANK_TESTS = $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal tests
+# Mostly waits; each process has a sandbox of its own. The 1,024 ranks need the machine to themselves.
+FULL_SIZE = tests/slurm/test_full_size.py
+SLURM_TESTS = $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal --timeout=600 tests/slurm --ignore=$(FULL_SIZE)
 
 .PHONY: run test test-long style check bench format clean
 
@@ -16,13 +21,14 @@ test: $(VENV)/.dev-ready ## set up everything, a sandbox Slurm, a browser and a 
 	sh slurm/sandbox/install.sh
 	PYTHON=$(BIN)/python sh tests/install_packages.sh
 	$(FAST_TESTS)
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m "(train or notebook or browser) and not slurm and not long"
-	$(BIN)/python -m pytest -m slurm
+	$(RANK_TESTS) -m "(train or notebook or browser) and not slurm and not long"
+	$(SLURM_TESTS)
+	$(BIN)/python -m pytest $(FULL_SIZE)
 
 test-long: $(VENV)/.dev-ready ## further combinations of ranks, and those that train with states on NVMe
 	PYTHON=$(BIN)/python sh tests/install_packages.sh
 	$(BIN)/python -m tests.native_ops
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m long
+	$(RANK_TESTS) -m long
 
 style: $(VENV)/.dev-ready ## style and types
 	$(BIN)/ruff check .

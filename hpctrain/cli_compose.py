@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpctrain.errors import EXIT_OK, ConfigError
+from hpctrain.errors import EXIT_OK, ConfigError, nearest_names
 
 if TYPE_CHECKING:
     from hpctrain.config.compose import Point
@@ -57,7 +57,7 @@ def parse_compose_words(words: Sequence[str]) -> ComposeWords:
         raise ConfigError(str(error)) from None
     for word in overrides:
         if word.startswith("-"):
-            raise ConfigError(f"{word}: is no option of this verb; see python -m hpctrain --help")
+            raise ConfigError(_unknown_option(word))
         if not word.isprintable() and any("\udc80" <= letter <= "\udcff" for letter in word):
             raise ConfigError(f"{word!r}: must be UTF-8")
     dirs = tuple(Path(folder) for folder in known.config_dir)
@@ -69,6 +69,15 @@ def parse_compose_words(words: Sequence[str]) -> ComposeWords:
         raise ConfigError(f"--calibration {known.calibration}: and --no-calibration exclude each other; leave one out")
     of_calibration = (known.calibration, known.no_calibration)
     return ComposeWords(tuple(overrides), known.multirun, dirs, *flags, known.cfg, *of_calibration)
+
+
+def _unknown_option(word: str) -> str:
+    from hpctrain.help_text import option_names
+
+    name, names = word.partition("=")[0], option_names()
+    near = nearest_names(name, names)
+    hint = ", but of another one or of another question" if name in names else f"; nearest: {near[0]}" if near else ""
+    return f"{word}: is no option of this verb{hint}; see python -m hpctrain --help"
 
 
 def planned_points(words: ComposeWords, asks_site: bool) -> tuple[list[tuple[Point, RunPlan]], Site | None]:

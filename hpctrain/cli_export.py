@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from hpctrain.config.hydra_text import typed_override
 from hpctrain.config.schema import Precision
 from hpctrain.errors import EXIT_OK, ConfigError, HpctrainError, LaunchError
 from hpctrain.text_table import printable
@@ -28,6 +29,7 @@ def export(words: Sequence[str]) -> int:
     shard_bytes = size_in_bytes(known.shard_size)
     _check_out(known.out)
     from hpctrain.huggingface.folder import require_safetensors
+    from hpctrain.huggingface.model_config import copied_heads
     from hpctrain.huggingface.run_tokenizer import run_tokenizer
     from hpctrain.launch.preflight import require_packages
     from hpctrain.launch.run_names import find_run
@@ -48,9 +50,11 @@ def export(words: Sequence[str]) -> int:
 
     saved = SavedState(checkpoint.folder, checkpoint.record)
     check_expressible(saved)
+    if copied := copied_heads(saved.shape):
+        _tell(f"note: {copied}")
     precision = next(name for name in _PRECISIONS if name == (known.dtype or checkpoint.record.precision))
     metadata = {"hpctrain_run": printable(run.root.name), "hpctrain_step": str(checkpoint.step)}
-    request = ExportRequest(known.out, precision, shard_bytes, tokenizer.eos_token_id, tokenizer.file, metadata)
+    request = ExportRequest(known.out, precision, shard_bytes, tokenizer, metadata)
     _tell(
         f"{checkpoint.folder}: step {checkpoint.step}, {checkpoint.record.num_parameters:,} parameters, as {precision}"
     )
@@ -66,7 +70,8 @@ def export(words: Sequence[str]) -> int:
         if isinstance(error, OSError):
             raise LaunchError(f"{error.filename or known.out}: {error.strerror or error}") from error
         raise
-    _tell(f"{known.out}: load it with transformers, or begin a run with training.init_from={known.out}")
+    typed = typed_override("training.init_from", str(known.out))
+    _tell(f"{known.out}: load it with transformers, or begin a run with {typed}")
     return EXIT_OK
 
 

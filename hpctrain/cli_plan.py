@@ -69,4 +69,4 @@ def plan(words: Sequence[str]) -> int:
     problems = [problem for _, its_plan in planned for problem in its_plan.problems]
     if problems:
         return ConfigError(problems).exit_code
-    return EXIT_OK if parsed.multirun or cost_is_told(planned, options, parsed.force) else EXIT_CONFIG
+    return EXIT_OK if cost_is_told(planned, options, parsed.force) else EXIT_CONFIG

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpctrain.config.compose import Point
-    from hpctrain.plan.changes.cheapest import Changes
+    from hpctrain.plan.changes.change import Changes
     from hpctrain.plan.cost.cost import RunCost
     from hpctrain.plan.cost.options import CostOptions
     from hpctrain.plan.run_plan import RunPlan
@@ -50,12 +50,13 @@ def plan_text(
         site: bounds a sweep's arrays, and the nodes of changes; None: not asked.
     """
     if multirun:
+        from hpctrain.cli_runs import terminal_width
         from hpctrain.plan.render.scripts import planned_sweep_scripts
         from hpctrain.plan.render.sweep import render_sweep
 
         scripts = planned_sweep_scripts([(point.config, plan) for point, plan in planned], python, site)
         texts = [f"\nbatch script {number}\n{text}" for number, text in enumerate(scripts)]
-        return "".join([render_sweep(_table(planned, options, force)), *texts])
+        return "".join([render_sweep(_table(planned, options, force), terminal_width()), *texts])
     from hpctrain.plan.render.plan import render_plan
 
     plan, changes = _with_changes(*planned[0], site)
@@ -98,8 +99,10 @@ def plan_json(
 
 
 def cost_is_told(planned: Planned, options: CostOptions | None, force: bool) -> bool:
-    """Whether a single plan answers what was asked of its cost; what lacks for it was printed."""
-    return options is None or not options.is_asked or _cost(planned, options, force)[0] is not None
+    """Whether what was asked of the cost is answered, of a sweep for a point at least; what lacks for it was printed."""
+    if options is None or not options.is_asked:
+        return True
+    return any(_cost([one], options, force)[0] is not None for one in planned)
 
 
 def _with_changes(point: Point, plan: RunPlan, site: Site | None) -> tuple[RunPlan, Changes | None]:

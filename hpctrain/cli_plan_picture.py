@@ -37,6 +37,8 @@ def take_picture_word(words: Sequence[str]) -> tuple[Path, Sequence[str]]:
             rest.append(word)
     if len(found) > 1:
         raise ConfigError(f"{_OPTION} {found[1]}: is given {len(found)} times; leave one")
+    if not found[0]:
+        raise ConfigError(f"{_OPTION}: must be followed by a file; for example {_OPTION} plan.png")
     path = Path(found[0])
     if path.suffix.lower() not in _KINDS:
         raise ConfigError(f"{_OPTION} {found[0]}: must end in {' or '.join(_KINDS)}; nearest: {_OPTION} plan.png")
@@ -50,7 +52,7 @@ def take_picture_word(words: Sequence[str]) -> tuple[Path, Sequence[str]]:
 
 
 def write_picture(path: Path, planned: Sequence[tuple[Point, RunPlan]]) -> str:
-    """Draws the memory of the plans, and returns a line that tells of it.
+    """Draws the memory of the plans, impossible ones and launch checks left out, and returns a line that tells of it.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -65,7 +67,10 @@ def write_picture(path: Path, planned: Sequence[tuple[Point, RunPlan]]) -> str:
     points = [
         PlannedMemory(short_label(label), plan, gpu_phases(point.config, plan) if is_alone else {})
         for label, (point, plan) in zip(labels, planned, strict=True)
+        if plan.payload == "train" and not plan.is_impossible
     ]
+    if not points:
+        return f"no picture {path}: there is no plan to draw"
     try:
         write_plan_picture(path, points)
     except OSError as error:

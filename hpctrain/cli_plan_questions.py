@@ -18,7 +18,7 @@ from hpctrain.launch.point_plans import closed_points, plan_points
 from hpctrain.launch.submitting_shell import as_submitted_here
 from hpctrain.plan.cost.options import COST_OPTIONS
 from hpctrain.plan.questions.fewest_nodes import MOST_NODES, FewestNodes, fewest_nodes
-from hpctrain.plan.questions.largest import LargestModel, largest_model
+from hpctrain.plan.questions.largest import FitsOf, LargestModel, largest_model
 from hpctrain.plan.questions.micro_batch import BestMicroBatch, best_micro_batch
 from hpctrain.plan.questions.other_trainer import TRAINERS, largest_of_trainer
 from hpctrain.plan.questions.outcome import Outcome, PlanOf
@@ -96,7 +96,10 @@ def _answer(
     if question.trainer and point.is_open:
         rule = f"--trainer {question.trainer} chooses no parallelism"
         raise ConfigError([Problem("parallelism", config.parallelism.name, rule, "state one, such as zero3_offload")])
-    largest = largest_of_trainer(config, question.trainer) if question.trainer else largest_model(config, plan_of)
+    if question.trainer:
+        largest = largest_of_trainer(config, question.trainer)
+    else:
+        largest = largest_model(config, plan_of, _any_form_fits(point) if point.is_open else None)
     return largest, render_largest(largest, config, question.trainer), largest.largest is not None
 
 
@@ -195,6 +198,12 @@ def _planner(point: Point, calibration: CalibrationWords) -> PlanOf:
         return plan
 
     return plan_of
+
+
+def _any_form_fits(point: Point) -> FitsOf:
+    from hpctrain.plan.auto.choice import any_form_fits
+
+    return lambda config, has_headroom: any_form_fits(config, point.open_keys, has_headroom)
 
 
 def _as_json(answer: Any) -> dict[str, Any]:

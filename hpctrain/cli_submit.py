@@ -51,6 +51,9 @@ def submit_words(words: Sequence[str]) -> int:
         planned, left_out = without_what_does_not_fit(planned, parsed.force)
     _refuse_problems(planned, parsed.multirun, parsed.force, site)
     root = root or _checked_root(planned, parsed.force)
+    from hpctrain.launch.preflight import held_on_this_machine
+
+    planned = held_on_this_machine(planned, parsed.force)
     for problem in dict.fromkeys(problem for _, plan in planned for problem in plan.problems):
         print(printable(f"warning: --force: {dataclasses.replace(problem, fix='')}"), file=sys.stderr)
     from hpctrain.launch.interpreter import interpreter
@@ -174,7 +177,9 @@ def held_point(point: Point, force: bool, begins: bool = True) -> tuple[Point, R
         planned = [(held, plan) for held, plan, _ in rehearsed]
     _refuse_problems(planned, multirun=False, force=force, site=site)
     _checked_root(planned, force, begins)
-    return planned[0]
+    from hpctrain.launch.preflight import held_on_this_machine
+
+    return held_on_this_machine(planned, force)[0]
 
 
 def submit_one(point: Point, plan: RunPlan, root: Path, python: str, rehearsal: Rehearsal | None = None) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from hpctrain.config.compose import config_dir, group_choices
 from hpctrain.plan.cost.options import COST_HELP
 
@@ -76,3 +78,8 @@ def help_text() -> str:
     return _HELP.format(
         costs=COST_HELP, groups="\n".join(f"  {group:<12} {', '.join(group_choices(group))}" for group in groups)
     )
+
+
+def option_names() -> list[str]:
+    """Every long option that ``--help`` names, of all verbs."""
+    return sorted(set(re.findall(r"--[a-z][a-z-]*[a-z]", _HELP + COST_HELP)))

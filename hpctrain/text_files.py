@@ -17,7 +17,8 @@ def text_files(data: DataConfig, key: str = "data.path") -> list[Path]:
         key: ``data.validation_path`` for what is named there.
 
     Raises:
-        ConfigError: nothing is there, it is larger than ``data.max_bytes``, or what is to be validated is trained on.
+        ConfigError: nothing is there, or no file (a pipe, say, which ranks would wait for), it is larger than
+            ``data.max_bytes``, or what is to be validated is trained on.
     """
     named = data.validation_path if key == "data.validation_path" else data.path
     assert named is not None  # the plan asks for it
@@ -29,9 +30,12 @@ def text_files(data: DataConfig, key: str = "data.path") -> list[Path]:
     if not path.exists():
         nearest = next(parent for parent in path.absolute().parents if parent.exists())
         raise refused("there is no such file or folder", f"{nearest} is there")
-    files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
+    files = sorted(file for file in path.rglob("*.txt") if not file.is_dir()) if path.is_dir() else [path]
     if not files:
         raise refused("the folder holds no *.txt", "name a file or another folder")
+    if odd := [file for file in files if not file.is_file()]:
+        what = "is no regular file" if odd[0].exists() else "is a link to a file that is not there"
+        raise refused(f"{odd[0]} {what}", "take it away, or name another file")
     unreadable = [file for file in files if not os.access(file, os.R_OK)]
     if unreadable:
         raise refused(f"{unreadable[0]} may not be read", "ask its owner, or name another file")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+SLURM_TESTS = Path(__file__).parent / "slurm"
 LONG = (
     "test_other_cuts.py::test_the_state_stays_to_the_bit_and_the_losses_follow[zero2, 2 ranks: zero0]",
     "test_other_cuts.py::test_the_state_stays_to_the_bit_and_the_losses_follow[zero0: zero3]",
@@ -71,7 +74,13 @@ compiles three minutes, or is a bench."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks them ``long``."""
+    """Marks them ``long``.
+
+    Raises:
+        pytest.UsageError: a test is marked ``slurm`` where ``make test`` does not look for it.
+    """
     for item in items:
+        if item.get_closest_marker("slurm") and SLURM_TESTS not in item.path.parents:
+            raise pytest.UsageError(f"{item.nodeid}: tests marked slurm are in {SLURM_TESTS}")
         if item.nodeid.endswith(LONG):
             item.add_marker("long")

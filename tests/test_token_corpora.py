@@ -204,6 +204,16 @@ def test_without_a_manifest_ranks_look_into_the_file(tmp_path: Path, token: int,
         load_corpus(data, VOCAB, SEQ_LEN, seed=1)
 
 
+def test_the_highest_of_several_ids_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one would be mended, and then the next."""
+    monkeypatch.setattr(mapped_corpus, "_SAMPLE_TOKENS", 100)
+    tokens = SOME.astype(np.int32)
+    tokens[[20, 150, 280]] = (300, 999, 400)
+    data = data_of(path=str(write_tokens(tmp_path / "a", tokens, "int32")))
+    with pytest.raises(DataError, match=r"token 999 at place 150; set model.vocab_size=1000 or more"):
+        load_corpus(data, VOCAB, SEQ_LEN, seed=1)
+
+
 def test_of_a_large_file_without_manifest_samples_are_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, Transformer
@@ -23,6 +22,7 @@ from hpctrain.config.hydra_text import hydra_text, quoted_word
 from hpctrain.config.open_keys import AUTO, close_open_keys
 from hpctrain.config.schema import Config
 from hpctrain.config.shell_hint import shell_variable_hint
+from hpctrain.config.site_files import check_site_files
 from hpctrain.config.sweep_axes import Axis, can_be_set, plain_values, refers_to_others, settable_axes, with_value
 from hpctrain.errors import ConfigError, Problem, known_names_hint
 from hpctrain.secret_text import redact_override
@@ -30,8 +30,9 @@ from hpctrain.secret_text import redact_override
 CONFIG_NAME = "config"
 _OPEN_MAPPINGS = ("env.", "cluster.extra.", "cluster.azureml.", "hardware.peak_tflops.", "hardware.sources.")
 """Below these, names are the user's own."""
+_MOST_VALUES = 10_000
+"""Of one key in a sweep; beyond it a number of a range is a slip."""
 _PLAIN_NUMBER = re.compile(r"[+-]?[\d_]+(\.[\d_]*)?([eE][+-]?\d+)?")
-_YAML_TRAP = re.compile(r"\s*(-\s+)?(?P<key>[\w.-]+):\s+(?P<value>0\d+|\d[\d_]*_[\d_]*|\d+(:\d+)+)\s*(#.*)?$")
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def compose_points(words: Sequence[str], multirun: bool, extra_dirs: Sequence[Pa
         ConfigError: the message names key, value, rule and the nearest fix.
     """
     for folder in extra_dirs:
-        check_site_files(folder)
+        check_site_files(folder, config_dir())
     words = [word for word in words if word.lstrip("+") != f"{GROUP}=null"]  # the default, which Hydra cannot be told
     typed = [parse_override(word) for word in words]
     check_overrides(typed, words, multirun, extra_dirs)
@@ -267,30 +268,6 @@ def _number_form_problems(key: str, word: str) -> list[Problem]:
     ]
 
 
-def check_site_files(folder: Path) -> None:
-    """Refuses what would silently be something else.
-
-    Raises:
-        ConfigError: a file has the name of a shipped one, which Hydra would take instead, or a number in a form that YAML 1.1
-            reads as another (017 is 15, 1_28 is 128, 4:00:00 is 14400).
-    """
-    for path in sorted(folder.rglob("*.yaml")):
-        name = path.relative_to(folder)
-        if (config_dir() / name).is_file():
-            raise ConfigError(f"{path}: hpctrain ships a file of this name, which wins; give yours another name")
-        try:
-            text = path.read_text(encoding="utf-8")
-            OmegaConf.create(text)
-        except (OSError, UnicodeError, yaml.YAMLError, OmegaConfBaseException) as error:
-            raise ConfigError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from None
-        for number, line in enumerate(text.splitlines(), start=1):
-            if match := _YAML_TRAP.match(line):
-                raise ConfigError(
-                    f"{path}:{number}: {match['key']}: {match['value']}: YAML reads it as another number;"
-                    f' write {match["key"]}: "{match["value"]}" for text, or the plain number'
-                )
-
-
 def _axis(override: Override, extra_dirs: Sequence[Path]) -> Axis:
     """The override texts that one typed override stands for: one, or in a sweep one for each value.
 
@@ -306,9 +283,23 @@ def _axis(override: Override, extra_dirs: Sequence[Path]) -> Axis:
     value = override.value()
     if isinstance(value, Glob):
         return Axis(key, tuple(f"{key}={name}" for name in value.filter(group_choices(key, extra_dirs))))
-    elements = list(override.sweep_iterator())
+    elements = _elements(override)
     texts = tuple(f"{prefix}{key}={Transformer.encode(element)}" for element in elements)
     return Axis(key, texts, plain_values(elements))
+
+
+def _elements(override: Override) -> list[Any]:
+    """The values of a sweep over one key."""
+    line = override.input_line
+    try:
+        elements = list(itertools.islice(override.sweep_iterator(), _MOST_VALUES + 1))
+    except ValueError as error:
+        raise ConfigError(f"{line}: {error}; write range(FIRST, END, STEP) with a step that leads to END") from None
+    if not elements:
+        raise ConfigError(f"{line}: has no values; range(FIRST, END) ends before END")
+    if len(elements) > _MOST_VALUES:
+        raise ConfigError(f"{line}: has more than {_MOST_VALUES:,} values, and each is a run; give fewer")
+    return elements
 
 
 class _Composer:

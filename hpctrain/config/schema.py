@@ -6,7 +6,6 @@ Units are in the names (``_gib``, ``_gb_per_s``, ``_tflops``); ``None`` means «
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -18,8 +17,8 @@ from hpctrain.config.trackers import TrackConfig
 
 Count = Annotated[int, Limits(gt=0, lt=2**41)]
 NonNegativeInt = Annotated[int, Limits(ge=0)]
-Positive = Annotated[float, Limits(gt=0, lt=math.inf)]
-NonNegative = Annotated[float, Limits(ge=0, lt=math.inf)]
+Positive = Annotated[float, Limits(gt=0)]
+NonNegative = Annotated[float, Limits(ge=0)]
 Fraction = Annotated[float, Limits(ge=0, lt=1)]
 Text = Annotated[str, Limits(min_length=1)]
 
@@ -42,14 +41,14 @@ class ModelConfig:
     max_seq_len: ranges.SequenceLength
     num_kv_heads: ranges.Heads | None = None
     """Key and value heads; None: as many as ``num_heads``."""
-    head_dim: ranges.Hidden | None = None
+    head_dim: ranges.HeadDim | None = None
     """Width of one head; None: ``hidden_size / num_heads``."""
     ffn_hidden_size: ranges.FeedForward | None = None
     """Width of the feed-forward layer; None: ``4 * hidden_size``."""
     tie_embeddings: bool = True
-    norm_eps: Positive = 1e-5
-    rope_theta: Positive = 10000.0
-    init_std: Positive = 0.006
+    norm_eps: ranges.NormEps = 1e-5
+    rope_theta: ranges.RopeTheta = 10000.0
+    init_std: ranges.InitStd = 0.006
     source: str = ""
 
 
@@ -109,7 +108,7 @@ class HardwareConfig:
     gpu: Text
     gpus_per_node: ranges.GpusPerNode
     cpu: Text
-    cpu_cores_per_node: Count | None
+    cpu_cores_per_node: ranges.HostCores | None
     host_memory_gib: ranges.HostGib | None
     default_precision: Precision
     gpu_memory_gib: ranges.GpuGib | None = None
@@ -135,7 +134,7 @@ class HardwareConfig:
     nvme_read_gb_per_s: ranges.NvmeRate | None = None
     """Sequential reads, GB/s a node, all drives together; asked for where something is moved to NVMe, as the next."""
     nvme_write_gb_per_s: ranges.NvmeRate | None = None
-    price_per_gpu_hour: Positive | None = None
+    price_per_gpu_hour: ranges.GpuHourPrice | None = None
     """Price of one GPU for one hour, in ``price_currency``; ``plan --price`` wins."""
     price_currency: Text | None = None
     """Such as USD; None: money is printed without one."""
@@ -143,7 +142,7 @@ class HardwareConfig:
     """Board power limit of one GPU, W; None: no energy of the GPUs is computed."""
     node_power_w: ranges.NodeWatts | None = None
     """Greatest power of a whole node, W, without network switches and cooling of the hall; None: not stated."""
-    node_mtbf_hours: Positive | None = None
+    node_mtbf_hours: ranges.NodeMtbfHours | None = None
     """Hours of one node between failures that end a job, on average; ``plan --mtbf-hours`` wins."""
     sources: dict[str, Text] = field(default_factory=dict)
 
@@ -264,7 +263,8 @@ class TrainingConfig:
     seq_len: ranges.SequenceLength | None = None
     """Tokens of one sequence; None: the model's ``max_seq_len``."""
     micro_batch_size: ranges.MicroBatch | None = None
-    """Sequences per data-parallel rank per forward; None: the largest of 8, 4, 2, 1 that the estimate fits."""
+    """Sequences per data-parallel rank per forward; None: chosen with the recomputation, the fastest
+    by prediction of those with which a tenth of the memory stays free; at most 8 where no global batch is stated."""
     global_batch_size: ranges.GlobalBatch | None = None
     """Sequences per optimizer step; None: micro batch x data-parallel degree x accumulation."""
     gradient_accumulation_steps: ranges.MicroBatch | None = None
@@ -284,7 +284,7 @@ class TrainingConfig:
     """Which overflow since a dynamic loss scale last doubled halves it, as each one after it does."""
     activation_checkpointing: ActivationCheckpointing | None = None
     """selective: recompute norms and activation functions, not products; full: keep each block's input and run its forward again;
-    None: the first of none, selective, full that fits."""
+    None: chosen with the micro batch."""
     loss_chunk_size: NonNegativeInt | None = None
     """Tokens of which the loss has scores at a time; 0: all of a micro batch; None: chosen by the plan."""
     offload_activations: bool = False

@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -28,6 +29,10 @@ _RULES: dict[type, str] = {
     bool: "must be true or false",
     str: "must be text",
 }
+_MOST_COUNT = 2**41
+"""A number beyond it was not meant to be a whole one."""
+_NO_CHOICE = "is not one of the choices"
+_QUOTED_NUMBER = re.compile(r"\s*[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?\s*")
 _COMPARISONS: tuple[tuple[str, Callable[[Any, Any], bool], str], ...] = (
     ("le", operator.le, "less than or equal to"),
     ("lt", operator.lt, "less than"),
@@ -167,45 +172,66 @@ def _choice(choices: Sequence[Any]) -> Reader:
         # By type, too: True equals 1.
         if any(type(value) is type(choice) and value == choice for choice in choices):
             return value
-        raise _error(key, str(value), "is not one of the choices", f"known: {known}")
+        raise _error(key, value if isinstance(value, str) and value else _shown(value), _NO_CHOICE, f"known: {known}")
 
     return read
 
 
 def _limited(scalar: type, limits: Limits) -> Reader:
-    read_scalar = _scalar(scalar)
+    read_scalar = _scalar(scalar, limits.unit)
     comparisons = [
         (holds, limit, words) for name, holds, words in _COMPARISONS if (limit := getattr(limits, name)) is not None
     ]
 
     def read(value: Any, key: str) -> Any:
-        if limits.unit and isinstance(value, str):
-            raise _error(key, _shown(value), _RULES[scalar], f"it is in {limits.unit}")
         found = read_scalar(value, key)
         if limits.min_length is not None and len(found) < limits.min_length:
             raise _error(key, repr(value), "must not be empty")
+        if scalar is float and not math.isfinite(found):
+            raise _error(key, str(value), "must be a finite number", _in_unit(limits.unit))
         for holds, limit, words in comparisons:
             if not holds(found, limit):
-                fix = f"nearest: {limit + 1}" if scalar is int and words == "greater than" else ""
+                fix = _in_unit(limits.unit) or _nearest(scalar, limit, words)
                 raise _error(key, str(value), f"must be {words} {limit}", fix)
         if limits.between is not None and not limits.between[0] <= found <= limits.between[1]:
             least, most = limits.between
-            raise _error(key, str(value), f"must be from {least:,} to {most:,}", f"it is in {limits.unit}")
+            raise _error(key, str(value), f"must be from {least:,} to {most:,}", _in_unit(limits.unit))
         return found
 
     return read
 
 
-def _scalar(kind: type) -> Reader:
+def _nearest(scalar: type, limit: float, words: str) -> str:
+    """The value next to a limit that is broken; empty: a float has none beside a limit that it may not reach."""
+    if words.endswith("equal to"):
+        return f"nearest: {limit}"
+    return f"nearest: {limit + (1 if words == 'greater than' else -1)}" if scalar is int else ""
+
+
+def _in_unit(unit: str) -> str:
+    return f"it is in {unit}" if unit else ""
+
+
+def _scalar(kind: type, unit: str = "") -> Reader:
     def read(value: Any, key: str) -> Any:
         if type(value) is kind and not (kind is str and _has_surrogates(value)):
             return value
         if kind is float and type(value) is int:
             return _as_float(value)
-        fix = "write it in plain digits, for example 1" if kind is int else ""
-        raise _error(key, _shown(value), _RULES[kind], fix)
+        raise _error(key, _shown(value), _RULES[kind], _scalar_fix(kind, value, unit))
 
     return read
+
+
+def _scalar_fix(kind: type, value: Any, unit: str) -> str:
+    if kind is bool or kind is str:
+        return ""
+    plain = {int: "write it in plain digits, for example 1", float: "write it in digits, for example 1.5"}[kind]
+    if kind is int and isinstance(value, float) and abs(value) < _MOST_COUNT:
+        plain = f"nearest: {round(value)}"
+    if isinstance(value, str) and _QUOTED_NUMBER.fullmatch(value):
+        plain = f"it is text: write {value.strip()} without quotes"
+    return _in_unit(unit) if unit and not plain.startswith("it is text") else plain
 
 
 def _as_float(value: int) -> float:

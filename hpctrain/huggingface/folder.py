@@ -16,7 +16,8 @@ from hpctrain.plan.rules.first_weights import KEY
 from hpctrain.record.files import read_json
 from hpctrain.units import counted
 
-CONFIG, GENERATION_CONFIG, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
+CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _READABLE = ("F64", "F32", "BF16", "F16")
 """Types whose values are the weights, by safetensors' names; of others (F8_E4M3, I8, U8) they are codes of a quantization."""

@@ -16,21 +16,30 @@ def inexpressible(shape: ModelShape) -> str:
     """Why Hugging Face has no model that computes what this shape does; empty: it has one.
 
     Llama's class states head_dim, key and value heads, feed-forward width and tying each for itself. GPT-2's has one head width,
-    hidden / heads, and as many key as query heads; nobody else's has learned positions, LayerNorm, biases and grouped heads.
+    hidden / heads; shared key and value heads it has as copies, see ``copied_heads``.
     """
-    if shape.architecture == "llama":
+    if shape.architecture == "llama" or shape.num_heads * shape.head_dim == shape.hidden_size:
         return ""
-    if shape.num_heads * shape.head_dim != shape.hidden_size:
-        return (
-            f"model.head_dim={shape.head_dim}: GPT2LMHeadModel has heads of hidden_size / num_heads = {shape.hidden_size} /"
-            f" {shape.num_heads}, no other width"
-        )
-    if shape.num_kv_heads != shape.num_heads:
-        return (
-            f"model.num_kv_heads={shape.num_kv_heads}: GPT2LMHeadModel has a key and value head for each of the"
-            f" {shape.num_heads} query heads"
-        )
-    return ""
+    return (
+        f"model.head_dim={shape.head_dim}: GPT2LMHeadModel has heads of hidden_size / num_heads = {shape.hidden_size} /"
+        f" {shape.num_heads}, no other width"
+    )
+
+
+def copied_heads(shape: ModelShape) -> str:
+    """What to know of a file in which key and value heads stand several times; empty: it has none.
+
+    Hugging Face has no class with learned positions, LayerNorm, biases and grouped heads (GPTBigCode's has one pair for all query
+    heads or one for each), and a copy for each query head is the same function.
+    """
+    if shape.architecture == "llama" or shape.num_kv_heads == shape.num_heads:
+        return ""
+    num_copies = shape.num_heads // shape.num_kv_heads
+    return (
+        f"model.num_kv_heads={shape.num_kv_heads}: GPT2LMHeadModel has a key and value head for each of the {shape.num_heads}"
+        f" query heads, so each of ours is written {num_copies} times: the same logits from more weights; a run begins with"
+        f" them as model.num_kv_heads={shape.num_heads}"
+    )
 
 
 def config_values(shape: ModelShape, dtype: str, eos_token_id: int | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpctrain.config.schema import DataConfig
 from hpctrain.errors import ConfigError, HpctrainError, Problem
@@ -25,6 +26,23 @@ class RunTokenizer:
     """Its JSON, as Hugging Face's ``tokenizers`` writes it."""
     note: str = ""
     """Why there is no file, for the user."""
+    eos_token: str | None = None
+    """The text of ``eos_token_id``, where the manifest tells it."""
+
+
+def tokenizer_config(tokenizer: RunTokenizer, max_seq_len: int) -> dict[str, Any]:
+    """What tokenizer_config.json says beside tokenizer.json.
+
+    Without it transformers takes the class by the model's type and not by the file: for a Llama, release 4 puts ``<s>`` in front,
+    with an id beyond a vocabulary that has none, and no release knows which token ends a document.
+    """
+    eos = {} if tokenizer.eos_token is None else {"eos_token": tokenizer.eos_token}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_seq_len,
+        "clean_up_tokenization_spaces": False,
+        **eos,
+    }
 
 
 def run_tokenizer(data: DataConfig, stated: Path | None) -> RunTokenizer:
@@ -64,7 +82,7 @@ def run_tokenizer(data: DataConfig, stated: Path | None) -> RunTokenizer:
             f"has digest {found[:16]}, and the run's tokens were made with {record.name} of digest {record.digest[:16]}"
         )
         raise ConfigError([Problem("--tokenizer", str(file), rule, "name the file that prepare was given")])
-    return RunTokenizer(record.eod_id, file)
+    return RunTokenizer(record.eod_id, file, eos_token=record.eod_token)
 
 
 def _digest(file: Path) -> str:

@@ -1,7 +1,7 @@
 """Where Hugging Face's Llama and GPT-2 keep each of the decoder's parameters; pure.
 
 Llama's queries, keys and values are tensors of their own, and so are its gate and its inner matrix. GPT-2's are together as ours
-are, and its matrices are written as (in, out). Rotary pairs are (i, i + head_dim / 2) in both.
+are, none shared by several heads, and its matrices are written as (in, out). Rotary pairs are (i, i + head_dim / 2) in both.
 Source: transformers, models/llama/modeling_llama.py, models/gpt2/modeling_gpt2.py (Conv1D in pytorch_utils.py).
 """
 
@@ -54,10 +54,12 @@ class FileTensor(NamedTuple):
     stop: int
     is_transposed: bool
     """Written as (in, out), our (out, in)."""
+    num_copies: int = 1
+    """Of each key and value head, one behind the other: of heads that share one, the file has it for each of them."""
 
     def shape(self, parameter: Parameter) -> tuple[int, ...]:
         """As it stands in the file."""
-        own = (self.stop - self.start, *parameter.shape[1:])
+        own = (self.stop - self.start + (self.num_copies - 1) * sum(parameter.parts[1:]), *parameter.shape[1:])
         return own[::-1] if self.is_transposed else own
 
 
@@ -77,7 +79,8 @@ def file_tensors(shape: ModelShape, parameter: Parameter) -> list[FileTensor]:
     _, number, part, ending = parameter.name.split(".")
     if shape.architecture == "gpt":
         is_matrix = len(parameter.shape) == 2
-        return [FileTensor(f"transformer.h.{number}.{_GPT2[part]}.{ending}", 0, rows, is_matrix)]
+        num_copies = shape.num_heads // shape.num_kv_heads if part == "qkv" else 1
+        return [FileTensor(f"transformer.h.{number}.{_GPT2[part]}.{ending}", 0, rows, is_matrix, num_copies)]
     names = _LLAMA[part]
     sizes = parameter.parts if len(names) > 1 else (rows,)
     found, start = [], 0

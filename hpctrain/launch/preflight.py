@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpctrain.config.schema import Config, DataConfig, TrainingConfig
 from hpctrain.errors import ConfigError, LaunchError, Problem
@@ -21,6 +22,9 @@ from hpctrain.plan.run_plan import RunPlan
 from hpctrain.text_files import text_files
 from hpctrain.units import GIB, gib
 from hpctrain.user_path import user_path
+
+if TYPE_CHECKING:
+    from hpctrain.config.compose import Point
 
 
 def check_slurm_is_here() -> None:
@@ -144,20 +148,52 @@ def check_this_machine(config: Config, plan: RunPlan, force: bool) -> None:
             f"hardware={plan.hardware_name}: asks for {plan.layout.gpus_per_node} GPUs, this machine shows {num_gpus};"
             " hardware=cpu trains on its processor, hardware.gpus_per_node=N on fewer GPUs"
         )
-    import psutil  # slow to import, and of use for runs of this machine alone
-
-    needed, there = plan.memory.host_bytes_per_node, psutil.virtual_memory().total
-    if needed > there and not force and plan.payload == "train":
+    problem = _memory_problem(plan)
+    if problem is not None and not force:
         from hpctrain.plan.changes.cheapest import cheapest_changes
         from hpctrain.plan.changes.render import render_changes
 
-        ranks = plan.layout.gpus_per_node
-        rule = f"estimated need of {ranks} ranks; this machine has {gib(there)}, short by {gib(needed - there)}"
-        problem = Problem("memory.host", gib(needed), rule, "--force runs all the same", kind="memory")
+        there = _memory_bytes()
         memory = dataclasses.replace(plan.memory, host_capacity_bytes=there)
         refused = dataclasses.replace(plan, memory=memory, problems=(problem,))
         changes = cheapest_changes(_with_memory_of_this_machine(config, plan, there), refused)
         raise ConfigError((problem,), f"{problem}\n{render_changes(changes)}")
+
+
+def held_on_this_machine(planned: Sequence[tuple[Point, RunPlan]], force: bool) -> list[tuple[Point, RunPlan]]:
+    """The plans as they are kept: in a local run's is what this machine is short of, where ``--force`` let it pass.
+
+    Args:
+        planned: with the memory that counts, the rehearsed one where there is any.
+        force: see ``--force``.
+
+    Raises:
+        ConfigError: as ``check_this_machine``.
+    """
+    held = []
+    for point, plan in planned:
+        problem = None
+        if plan.cluster_kind == "local":
+            check_this_machine(point.config, plan, force)
+            problem = _memory_problem(plan)
+        held.append((point, dataclasses.replace(plan, problems=(*plan.problems, problem)) if problem else plan))
+    return held
+
+
+def _memory_problem(plan: RunPlan) -> Problem | None:
+    """What this machine is short of for a run that trains here."""
+    needed, there = plan.memory.host_bytes_per_node, _memory_bytes()
+    if needed <= there or plan.payload != "train":
+        return None
+    ranks = plan.layout.gpus_per_node
+    rule = f"estimated need of {ranks} ranks; this machine has {gib(there)}, short by {gib(needed - there)}"
+    return Problem("memory.host", gib(needed), rule, "--force runs all the same", kind="memory")
+
+
+def _memory_bytes() -> int:
+    import psutil  # slow to import, and of use for runs of this machine alone
+
+    return int(psutil.virtual_memory().total)
 
 
 def _with_memory_of_this_machine(config: Config, plan: RunPlan, num_bytes: int) -> Config:

@@ -36,11 +36,22 @@ _PCIE3, _PCIE4, _PCIE5 = 12.0, 25.0, 50.0
 
 Source: third generation ZeRO-Infinity (arXiv 2104.07857), about 12 of 15.75; fourth nvbandwidth on 8 A100-SXM, 24.8 to 25 (NVIDIA
 developer forum, topic 352186); fifth twice the fourth, an assumption."""
+_MI250X_GEMM = {"fp16": 125.0, "bf16": 125.0}
+"""Of one die. Source: best matmul that the authors of AxoNN measured on Frontier (arXiv 2502.08145, section 6)."""
+_MAX_GEMM = {"fp16": 263.0, "bf16": 273.0}
+"""Of one stack. Source: ALCF user guide, Aurora node performance overview, HGEMM and BF16GEMM."""
 _MI250X_HOST = 36.0
 """Of one die, peak. Source: OLCF, Frontier user guide, Infinity Fabric CPU to GPU, 36 GB/s a direction."""
 _A100 = {"fp32": 19.5, "tf32": 156.0, "fp16": 312.0, "bf16": 312.0}
 _V100 = {"fp32": 15.7, "fp16": 125.0}
 _HOPPER = {"fp32": 67.0, "tf32": 494.5, "fp16": 989.0, "bf16": 989.0, "fp8": 1979.0}
+
+
+def _half(fp32: float, half: float, fp8: float | None = None) -> dict[str, float]:
+    """Peaks of a card whose two 16-bit types are equally fast."""
+    return {"fp32": fp32, "fp16": half, "bf16": half, **({} if fp8 is None else {"fp8": fp8})}
+
+
 _A100_RATE = {"fp16": 271.2, "bf16": 271.2}
 _HOPPER_RATE = {"fp16": 794.5, "bf16": 794.5, "fp8": 1453.0}
 
@@ -130,6 +141,7 @@ _TABLE = (
         250,
         2 * _MI250X_HOST,
         "AMD Instinct MI250X data sheet, both dies of a card together; a job sees two GPUs of half that",
+        {name: 2 * rate for name, rate in _MI250X_GEMM.items()},
     ),
     Device(
         "MI250X-GCD-64GB",
@@ -139,6 +151,7 @@ _TABLE = (
         200,
         _MI250X_HOST,
         "AMD Instinct MI250X data sheet, one of the two dies",
+        _MI250X_GEMM,
     ),
     Device(
         "MAX-1550-128GB",
@@ -148,6 +161,7 @@ _TABLE = (
         400,
         _PCIE5,
         "Intel Data Center GPU Max 1550 specification, both stacks of a card together; vector units for fp32",
+        {name: 2 * rate for name, rate in _MAX_GEMM.items()},
     ),
     Device(
         "MAX-1550-TILE-64GB",
@@ -157,14 +171,68 @@ _TABLE = (
         200,
         _PCIE5 / 2,
         "Intel Data Center GPU Max 1550 specification, one of the two stacks, which share the card's links",
+        _MAX_GEMM,
     ),
+    # Made for export: the same chips with fewer links, or with fewer units (H20).
+    Device("A800-SXM-80GB", 80, _A100, 2039, 200, _PCIE4, f"NVIDIA A800 data sheet; {_MAMF} (A100)", _A100_RATE),
+    Device("H800-SXM-80GB", 80, _HOPPER, 3350, 200, _PCIE5, f"NVIDIA H800 data sheet; {_MAMF} (H100)", _HOPPER_RATE),
+    Device("H20-SXM-96GB", 96, _half(44.0, 148.0, 296.0), 4000, 450, _PCIE5, "NVIDIA H20 data sheet"),
+    Device("A800-PCIE-80GB", 80, _A100, 1935, None, _PCIE4, "NVIDIA A800 data sheet, PCIe form"),
+    Device(
+        *("B300-SXM-288GB", 288, _half(75.0, 2250.0, 4500.0), 8000, 900, _PCIE5),
+        f"NVIDIA HGX B300 data sheet; {_MAMF}",
+        {"fp16": 1769.0, "bf16": 1769.0},
+    ),
+    Device(
+        *("GB300-288GB", 288, _half(80.0, 2500.0, 5000.0), 8000, 900, 225),
+        "NVIDIA GB300 NVL72 data sheet; host as GB200",
+    ),
+    # Cards without NVLink, or with a bridge for two. Rates with sums in fp32, which is half of the printed one on GeForce.
+    Device("A40-48GB", 48, _half(37.4, 149.7), 696, None, _PCIE4, "NVIDIA A40 data sheet"),
+    Device("A30-24GB", 24, _half(10.3, 165.0), 933, None, _PCIE4, "NVIDIA A30 data sheet"),
+    Device("A10-24GB", 24, _half(31.2, 125.0), 600, None, _PCIE4, "NVIDIA A10 data sheet"),
+    Device("A10G-24GB", 24, _half(31.5, 70.0), 600, None, _PCIE4, "NVIDIA A10G data sheet"),
+    Device("A6000-48GB", 48, _half(38.7, 154.8), 768, None, _PCIE4, "NVIDIA RTX A6000 data sheet"),
+    Device("L4-24GB", 24, _half(30.3, 121.0, 242.5), 300, None, _PCIE4, "NVIDIA L4 data sheet"),
+    Device("L40-48GB", 48, _half(90.5, 181.0, 362.0), 864, None, _PCIE4, "NVIDIA L40 data sheet"),
+    Device("L40S-48GB", 48, _half(91.6, 362.0, 733.0), 864, None, _PCIE4, "NVIDIA L40S data sheet"),
+    Device("RTX6000ADA-48GB", 48, _half(91.1, 364.2, 728.5), 960, None, _PCIE4, "NVIDIA RTX 6000 Ada data sheet"),
+    Device("TITANRTX-24GB", 24, {"fp32": 16.3, "fp16": 65.2}, 672, None, _PCIE3, "NVIDIA Turing white paper, table 4"),
+    Device("RTX3090-24GB", 24, _half(35.6, 71.0), 936, None, _PCIE4, "NVIDIA GA102 white paper, table 2"),
+    Device("RTX4090-24GB", 24, _half(82.6, 165.2, 330.3), 1008, None, _PCIE4, "NVIDIA Ada white paper, table 2"),
+    Device("RTX5090-32GB", 32, _half(104.8, 209.5, 419.0), 1792, None, _PCIE5, "NVIDIA RTX Blackwell white paper"),
+    Device("MI210-64GB", 64, _half(22.6, 181.0), 1638, None, _PCIE4, "AMD Instinct MI210 data sheet"),
+    Device(
+        "MI250-128GB", 128, _half(90.5, 362.1), 3277, 250, 2 * _MI250X_HOST, "AMD Instinct MI250 data sheet, both dies"
+    ),
+    Device(
+        "MI300A-128GB",
+        128,
+        _half(122.6, 980.6, 1961.2),
+        5300,
+        192,
+        192,
+        "AMD Instinct MI300A data sheet; host in one memory",
+    ),
+    Device("MI325X-256GB", 256, _half(163.4, 1307.4, 2614.9), 6000, 448, _PCIE5, "AMD Instinct MI325X data sheet"),
+    Device("MI350X-288GB", 288, _half(144.2, 2306.9, 4613.7), 8000, 537, _PCIE5, "AMD Instinct MI350X data sheet"),
+    Device("MI355X-288GB", 288, _half(157.3, 2516.6, 5033.2), 8000, 537, _PCIE5, "AMD Instinct MI355X data sheet"),
 )
 DEVICES: dict[str, Device] = {device.name: device for device in _TABLE}
 
 _FAMILIES = {name.split("-")[0] for name in DEVICES}
 _VENDOR_WORDS = set(
-    "nvidia tesla amd instinct intel r data center gpu hbm2 hbm2e hbm3 hbm3e dgx hgx oam ac corporation".split()
+    "nvidia tesla geforce quadro amd instinct intel r data center gpu gpus hbm2 hbm2e hbm3 hbm3e dgx hgx oam ac corporation"
+    " grace hopper ampere superchip nvlink nvswitch generation ada node nodes selene eos azure aws gcp p4d p4de p5 frontier lumi"
+    " aurora polaris alps perlmutter juwels jupiter booster".split()
 )
+_TWO_WORDS = (
+    (re.compile(r"\b(?:rtx )?6000 ada\b"), "rtx6000ada"),
+    (re.compile(r"\b(rtx|titan) (?=(?:\d|rtx))"), r"\1"),
+    (re.compile(r"\brtx (?=a6000)"), ""),
+    (re.compile(r"\b(\d+) ?g(?:i?b)?\b(?! ?/ ?s)"), r"\1gb"),
+)
+"""Names of two words as the table writes them, and a memory that stands apart from its unit; a rate of a network is none."""
 _FORMS = {"sxm": "SXM", "pcie": "PCIE", "nvl": "NVL", "gcd": "GCD", "tile": "TILE", "stack": "TILE"}
 _GRACE_MEMORY = {"480": "96", "120": "96"}
 """torch names the GH200 by the memory of its CPU."""
@@ -175,8 +243,8 @@ _ALMOST = 0.07
 def find_device(name: str, memory_gb: float | None = None) -> Device:
     """The GPU that a text means: a name of the table, torch's, a data sheet's, or a spelling of the published files.
 
-    What stands in brackets is a remark on the node, a count in front how many there are. Without a form it is the SXM one,
-    without a memory the largest that fits ``name``.
+    What stands in brackets is a remark on the node, a count in front how many there are. Without a form it is the SXM one or the
+    whole card, unless only another has the memory; without a memory the largest that fits ``name``.
 
     Args:
         name: such as ``A100-SXM4-80GB``, ``NVIDIA H100 80GB HBM3`` or ``A100-40GB (DGX)``.
@@ -191,29 +259,52 @@ def find_device(name: str, memory_gb: float | None = None) -> Device:
     family, form, memory, unknown = _read_name(name)
     if memory is None and memory_gb is not None:
         memory = str(round(memory_gb))
+        memory = _GRACE_MEMORY.get(memory, memory) if family == "GH200" else memory
     matches = [device for device in DEVICES.values() if device.name.split("-")[0] == family]
     of_form = [device for device in matches if form is None or f"-{form}-" in device.name]
-    of_memory = [device for device in of_form if memory is None or str(device.memory_gb) == memory]
-    if memory and not of_memory:
-        near = [device for device in of_form if abs(int(memory) / device.memory_gb - 1) <= _ALMOST]
-        of_memory = sorted(near, key=lambda device: abs(int(memory) - device.memory_gb))
+    plain = [device for device in of_form if form is not None or device.name.count("-") == 1 or "-SXM-" in device.name]
+    of_memory = _of_memory(plain, memory) or _of_memory(of_form, memory)
     if unknown or not of_memory:
         given = f"{name} with {memory} GB" if memory and f"{memory}g" not in name.lower() else name
         raise ConfigError([Problem("gpu", given, "is not in the device table", known_names_hint(name, DEVICES))])
     return of_memory[0]
 
 
+def _of_memory(devices: list[Device], memory: str | None) -> list[Device]:
+    """Those of that memory, or of nearly that; all, where it is not known."""
+    exact = [device for device in devices if memory is None or str(device.memory_gb) == memory]
+    if exact or memory is None:
+        return exact
+    near = [device for device in devices if abs(int(memory) / device.memory_gb - 1) <= _ALMOST]
+    return sorted(near, key=lambda device: abs(int(memory) - device.memory_gb))
+
+
 def _read_name(name: str) -> tuple[str, str | None, str | None, list[str]]:
-    """Family, form, memory in GB, and the words that mean nothing here."""
-    words = re.findall(r"[a-z0-9]+", re.sub(r"\(.*?\)|^\s*\d+ ?x ?", " ", name.lower()))
+    """Family, form, memory in GB, and the words that mean nothing here.
+
+    Brackets hold remarks: a form or a memory counts where the name itself has none, other words do not.
+    """
+    text = re.sub(r"^\s*\d+ ?x ?", " ", re.sub(r"[-_,;]+", " ", name.lower()))
+    for words, meant in _TWO_WORDS:
+        text = words.sub(meant, text)
+    family, form, memory, unknown = _read_words(re.sub(r"\(.*?\)", " ", text))
+    _, remarked_form, remarked_memory, _ = _read_words(" ".join(re.findall(r"\((.*?)\)", text)))
+    return family, form or remarked_form, memory or remarked_memory, unknown
+
+
+def _read_words(text: str) -> tuple[str, str | None, str | None, list[str]]:
     family, form, memory, unknown = "", None, None, []
-    for word in words:
+    for word in re.findall(r"[a-z0-9]+", text):
         if word.upper() in _FAMILIES or word == "pvc":
             family = "MAX" if word == "pvc" else word.upper()
         elif word.rstrip("2345") in _FORMS:
             form = _FORMS[word.rstrip("2345")]
-        elif match := re.fullmatch(r"(\d+)gb?", word):
+        elif match := re.fullmatch(r"(\d+)gb", word):
             memory = _GRACE_MEMORY.get(match[1], match[1]) if family == "GH200" else match[1]
-        elif word not in _VENDOR_WORDS and (family, word) not in (("MAX", "1550"), ("GB200", "nvl72")):
+        elif word not in _VENDOR_WORDS and (family, word) not in (
+            ("MAX", "1550"),
+            ("GB200", "nvl72"),
+            ("GB300", "nvl72"),
+        ):
             unknown.append(word)
     return family, form, memory, unknown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
 def divisors(number: int) -> list[int]:
@@ -14,6 +14,20 @@ def divisors(number: int) -> list[int]:
     """
     small = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
     return sorted({*small, *(number // value for value in small)})
+
+
+def powers_and_halves(most: int) -> Iterator[int]:
+    """Powers of two and the halves between them, rising: sizes of which the next is at most half as large again.
+
+    >>> list(powers_and_halves(8))
+    [1, 2, 3, 4, 6, 8]
+    """
+    size = 1
+    while size <= most:
+        yield size
+        if size >= 2 and 3 * size // 2 <= most:
+            yield 3 * size // 2
+        size *= 2
 
 
 def nearest_divisors(number: int, wanted: int) -> list[int]:

@@ -16,19 +16,20 @@ from hpctrain.config.schema import (
     TrainingConfig,
 )
 from hpctrain.errors import FORCED_KINDS, Problem
-from hpctrain.plan.auto.alternatives import AutoChoice
+from hpctrain.plan.auto.alternatives import CHOICE_NOTE, AutoChoice
 from hpctrain.plan.batch_ramp import ramp_warnings
 from hpctrain.plan.ds_config import build_ds_config
 from hpctrain.plan.flops import StepFlops, step_flops
 from hpctrain.plan.job.azureml import AzureMlRequest, azureml_problems, build_azureml_request
 from hpctrain.plan.job.slurm_request import SlurmRequest, build_slurm_request, request_warnings
-from hpctrain.plan.layout import Batch, Layout, resolve_batch
+from hpctrain.plan.layout import Batch, Layout
 from hpctrain.plan.memory.estimate import MemoryEstimate, estimate_memory
 from hpctrain.plan.memory.loss_chunks import loss_chunk_notes
-from hpctrain.plan.memory.settings import MemorySettings, choose_memory_settings, resolved_work, with_tiers
+from hpctrain.plan.memory.settings import resolved_work, with_passes, with_tiers
 from hpctrain.plan.model_shape import ModelShape, resolve_model_shape
 from hpctrain.plan.nvme.config import with_nvme
 from hpctrain.plan.nvme.need import NvmeNeed, nvme_need, nvme_notes, nvme_problems, nvme_warnings
+from hpctrain.plan.open_settings import choose_settings
 from hpctrain.plan.rank_work import RankWork
 from hpctrain.plan.rules.chain import chain_notes, chain_problems, chain_warnings
 from hpctrain.plan.rules.compile import compile_notes, compile_problems
@@ -37,14 +38,19 @@ from hpctrain.plan.rules.first_weights import first_weights_problems
 from hpctrain.plan.rules.hardware import hardware_problems, hardware_warnings
 from hpctrain.plan.rules.parallelism import parallelism_problems, parallelism_warnings, resolve_layout
 from hpctrain.plan.rules.precision import precision_problems, precision_warnings
+from hpctrain.plan.rules.shape import shape_warnings
 from hpctrain.plan.rules.track import track_problems, track_warnings
-from hpctrain.plan.rules.values import slurm_only_problems, value_problems
+from hpctrain.plan.rules.values import place_problems, slurm_only_problems, value_problems
 from hpctrain.plan.speed.step_time import StepPrediction, predict_step
 from hpctrain.secret_text import redact_text
 
 PLAN_SCHEMA_VERSION = 1
 
-
+_DERIVED = (
+    "model num_parameters layout batch activation_checkpointing zero_stage flops_per_step memory ds_config slurm prediction nvme"
+    " loss_chunk_size azureml choice"
+).split()
+"""Fields of a plan that shape, layout, batch and hardware decide."""
 _OFFLOADED = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
 
 
@@ -103,6 +109,8 @@ class RunPlan:
     """What AzureML would be asked for, where the job goes there."""
     choice: AutoChoice | None = None
     """What ``parallelism=auto`` chose among; None: all was stated."""
+    is_impossible: bool = False
+    """Shape, layout, batch or hardware contradict themselves: the numbers are of another run, and nobody is told them."""
 
     @property
     def form(self) -> str:
@@ -117,8 +125,10 @@ class RunPlan:
         return tuple(problem for problem in self.problems if not (force and problem.kind in FORCED_KINDS))
 
     def to_json(self) -> str:
-        """The plan for machines; derived totals are written beside their terms."""
+        """The plan for machines; derived totals are written beside their terms. What an impossible plan derives is null."""
         plan = dataclasses.asdict(self)
+        if self.is_impossible:
+            return json.dumps(plan | dict.fromkeys(_DERIVED), indent=2) + "\n"
         plan["layout"] |= {
             "world_size": self.layout.world_size,
             "data_parallel_degree": self.layout.data_parallel_degree,
@@ -143,32 +153,31 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
     """
     shape, shape_problems = resolve_model_shape(config.model)
     layout, layout_problems = resolve_layout(config)
-    config, of_tiers = with_tiers(config, shape, layout)
-    parallelism, training, hardware = config.parallelism, config.training, config.hardware
-    seq_len, precision = training.seq_len or shape.max_seq_len, config.precision
-    choice = choose_memory_settings(config, shape, layout, precision)
-    batch, batch_problems = resolve_batch(training, choice.micro_batch_size, layout.data_parallel_degree, seq_len)
-    work = resolved_work(config, shape, layout, batch, precision, choice.checkpointing)
-    memory = estimate_memory(work)
-    flops = step_flops(shape, seq_len, batch.global_batch_size, choice.checkpointing, parallelism.zero_stage)
-    prediction, prediction_gap = predict_step(work, flops, config.calibration)
+    (_, batch_problems, work, of_tiers), memory, of_choice = choose_settings(config, shape, layout)
+    config = dataclasses.replace(config, parallelism=work.parallelism)
+    parallelism, training, hardware, precision = config.parallelism, config.training, config.hardware, config.precision
+    batch, seq_len = work.batch, work.batch.seq_len
+    flops = step_flops(shape, seq_len, batch.global_batch_size, work.checkpointing, parallelism.zero_stage)
     nvme = nvme_need(parallelism, hardware, shape, layout, work.bytes_per_element)
     name = redact_text(config.run.name or f"{shape.name}-{config.nodes}n-{parallelism.name}")
     slurm, slurm_problems = build_slurm_request(name, config, layout)
-    joint_problems = (*layout_problems, *_joint_problems(config, shape, layout, seq_len, slurm))
-    memory_problems = () if layout_problems else _memory_problems(config, memory, nvme)
+    of_shape = (*shape_problems, *(layout_problems or batch_problems))  # without a layout the batch is another one's
+    contradictions = (*of_shape, *_contradictions(config, shape, layout, seq_len))
+    prediction, prediction_gap = _predicted(config, work, flops, bool(contradictions))
+    notes = (*_notes(config, of_choice, work, prediction), *of_tiers, *nvme_notes(nvme))
+    memory_problems = () if contradictions else _memory_problems(config, memory, nvme)
     return RunPlan(
         schema_version=PLAN_SCHEMA_VERSION,
         name=name,
-        assumptions=(*assumptions, *_notes(config, choice, work, prediction), *of_tiers, *nvme_notes(nvme)),
-        warnings=(*_warnings(config, layout, batch), *nvme_warnings(parallelism, nvme)),
+        assumptions=_without_choice(assumptions) if contradictions else (*assumptions, *notes),
+        warnings=() if contradictions else (*_warnings(config, shape, layout, batch, nvme), *memory.warnings()),
         model=shape,
         num_parameters=shape.num_parameters,
         layout=layout,
         batch=batch,
         num_steps=training.num_steps,
         precision=precision,
-        activation_checkpointing=choice.checkpointing,
+        activation_checkpointing=work.checkpointing,
         offload_activations=training.offload_activations,
         parallelism_name=parallelism.name,
         zero_stage=parallelism.zero_stage,
@@ -182,7 +191,7 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         cluster_name=config.cluster.name,
         cluster_kind=config.cluster.kind,
         slurm=slurm,
-        problems=(*shape_problems, *batch_problems, *joint_problems, *slurm_problems, *memory_problems),
+        problems=(*contradictions, *_other_problems(config, shape, seq_len, slurm), *slurm_problems, *memory_problems),
         prediction=prediction,
         prediction_gap=prediction_gap,
         achievable_tflops_per_gpu=hardware.achievable_tflops.get(precision),
@@ -193,6 +202,7 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         compile=training.compile,
         nvme=nvme,
         azureml=build_azureml_request(config, layout, slurm.environment) if config.cluster.kind == "azureml" else None,
+        is_impossible=bool(contradictions),
     )
 
 
@@ -204,9 +214,19 @@ def with_memory_of(rank: int, plan: RunPlan, config: Config) -> RunPlan:
         plan: of the configuration.
         config: what the plan was built from.
     """
-    config, _ = with_tiers(config, plan.model, plan.layout)
-    work = resolved_work(config, plan.model, plan.layout, plan.batch, plan.precision, plan.activation_checkpointing)
-    return dataclasses.replace(plan, memory=estimate_memory(work, rank))
+    return dataclasses.replace(plan, memory=estimate_memory(planned_work(config, plan), rank))
+
+
+def planned_work(config: Config, plan: RunPlan) -> RankWork:
+    """What one rank of a plan works on; micro batch and recomputation are the plan's.
+
+    Args:
+        config: what the plan was built from.
+        plan: of the configuration.
+    """
+    stated = with_passes(config, plan.batch.micro_batch_size, plan.activation_checkpointing)
+    tiered, _ = with_tiers(stated, plan.model, plan.layout)
+    return resolved_work(tiered, plan.model, plan.layout, plan.batch, plan.precision, plan.activation_checkpointing)
 
 
 def _ds_config(training: TrainingConfig, work: RankWork) -> dict[str, Any]:
@@ -216,25 +236,46 @@ def _ds_config(training: TrainingConfig, work: RankWork) -> dict[str, Any]:
     return with_nvme(plain, parallelism, work.shape, work.layout, work.bytes_per_element)
 
 
+def _without_choice(assumptions: tuple[str, ...]) -> tuple[str, ...]:
+    """Where there can be no plan, what was chosen for it, with its numbers, is not told."""
+    return tuple(text for text in assumptions if not text.startswith(CHOICE_NOTE))
+
+
+def _predicted(
+    config: Config, work: RankWork, flops: StepFlops, is_impossible: bool
+) -> tuple[StepPrediction | None, str]:
+    """The step of a run that there can be and that trains; else why there is none."""
+    if is_impossible:
+        return None, "what is stated breaks a rule"
+    if config.training.payload != "train":
+        return None, f"training={config.training.name} trains nothing"
+    return predict_step(work, flops, config.calibration)
+
+
 def _notes(
-    config: Config, choice: MemorySettings, work: RankWork, prediction: StepPrediction | None
+    config: Config, of_choice: tuple[str, ...], work: RankWork, prediction: StepPrediction | None
 ) -> tuple[str, ...]:
     """What the plan chose; a launch check builds no model, so nothing is chosen for one."""
     of_loss = loss_chunk_notes(config.training, work.loss_chunk_size, work.tokens)
     of_compiler = compile_notes(config.training)
-    of_memory = (*choice.assumptions, *of_loss, *of_compiler) if config.training.payload == "train" else ()
+    of_memory = (*of_choice, *of_loss, *of_compiler) if config.training.payload == "train" else ()
     return (*of_memory, *chain_notes(config, prediction.step_time_s if prediction else None))
 
 
-def _joint_problems(
-    config: Config, shape: ModelShape, layout: Layout, seq_len: int, slurm: SlurmRequest
-) -> tuple[Problem, ...]:
-    """Rules that join several values."""
+def _contradictions(config: Config, shape: ModelShape, layout: Layout, seq_len: int) -> tuple[Problem, ...]:
+    """Rules without which the plan's numbers mean nothing."""
     return (
         *parallelism_problems(config, shape, layout, seq_len),
-        *precision_problems(config),
         *hardware_problems(config.hardware),
         *compile_problems(config),
+        *place_problems(config),
+    )
+
+
+def _other_problems(config: Config, shape: ModelShape, seq_len: int, slurm: SlurmRequest) -> tuple[Problem, ...]:
+    """Rules that join several values, beside which the numbers stand."""
+    return (
+        *precision_problems(config),
         *value_problems(config, shape, seq_len),
         *data_problems(config),
         *first_weights_problems(config),
@@ -244,7 +285,7 @@ def _joint_problems(
 
 
 def _memory_problems(config: Config, memory: MemoryEstimate, nvme: NvmeNeed | None) -> tuple[Problem, ...]:
-    """Of a layout that the ranks can have. A launch check builds no model, so its memory is no matter."""
+    """A launch check builds no model, so its memory is no matter."""
     if config.training.payload != "train":
         return ()
     return (*memory.problems(), *nvme_problems(config.parallelism, config.hardware, nvme))
@@ -267,7 +308,9 @@ def no_cpus_warning(hardware: HardwareConfig) -> str:
     )
 
 
-def _warnings(config: Config, layout: Layout, batch: Batch) -> tuple[str, ...]:
+def _warnings(
+    config: Config, shape: ModelShape, layout: Layout, batch: Batch, nvme: NvmeNeed | None
+) -> tuple[str, ...]:
     """What is allowed and often not meant."""
     training = config.training
     warnings = [
@@ -276,6 +319,7 @@ def _warnings(config: Config, layout: Layout, batch: Batch) -> tuple[str, ...]:
         *parallelism_warnings(config.parallelism, layout, batch.gradient_accumulation_steps),
         *precision_warnings(config),
         *hardware_warnings(config.hardware),
+        *(shape_warnings(shape) if training.payload == "train" else ()),
         *track_warnings(config),
     ]
     if training.batch_ramp is not None:
@@ -296,4 +340,4 @@ def _warnings(config: Config, layout: Layout, batch: Batch) -> tuple[str, ...]:
         and config.hardware.cpu_cores_per_node is None
     ):
         warnings.append(no_cpus_warning(config.hardware))
-    return tuple(warnings)
+    return (*warnings, *nvme_warnings(config.parallelism, nvme))

@@ -41,18 +41,25 @@ class Records:
         self._attempt = attempt
         self._steps = StepsFile(paths.steps, steps_offset)
         self._validations = ValidationsFile(paths.validations, validations_offset)
+        self._read: list[Point] = []
+        """Of one file, while the other could not be read."""
 
     def new_points(self) -> list[Point]:
-        """In the order of their steps."""
-        steps = [
+        """In the order of their steps; where a file cannot be read, those of the other come with the next call.
+
+        Raises:
+            HpctrainError: a file cannot be read.
+        """
+        self._read += [
             step_point(record, self._batch.tokens_before(record.step + 1))
             for record in self._steps.new_records()
             if record.attempt == self._attempt
         ]
-        validations = [
+        self._read += [
             validation_point(record) for record in self._validations.new_records() if record.attempt == self._attempt
         ]
-        return sorted(steps + validations, key=lambda point: point.step)
+        points, self._read = sorted(self._read, key=lambda point: point.step), []
+        return points
 
 
 def feeds(config: Config, facts: RunFacts) -> list[FeedThread]:

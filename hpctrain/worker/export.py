@@ -16,8 +16,17 @@ from torch import Tensor
 
 from hpctrain.config.schema import Precision
 from hpctrain.errors import ConfigError, LaunchError, Problem
-from hpctrain.huggingface.folder import CONFIG, GENERATION_CONFIG, INDEX, TOKENIZER, WEIGHTS, partial_folder
+from hpctrain.huggingface.folder import (
+    CONFIG,
+    GENERATION_CONFIG,
+    INDEX,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    WEIGHTS,
+    partial_folder,
+)
 from hpctrain.huggingface.model_config import config_values, inexpressible
+from hpctrain.huggingface.run_tokenizer import RunTokenizer, tokenizer_config
 from hpctrain.huggingface.tensor_names import FileTensor, file_tensors
 from hpctrain.plan.parameters import Parameter
 from hpctrain.record.files import write_json
@@ -40,9 +49,7 @@ class ExportRequest:
     precision: Precision
     shard_bytes: int
     """Largest file of weights, unless one tensor alone is larger."""
-    eos_token_id: int | None
-    tokenizer: Path | None
-    """Its JSON; None: the run's data names none."""
+    tokenizer: RunTokenizer
     metadata: dict[str, str]
     """Kept in the header of each file of weights."""
 
@@ -141,6 +148,9 @@ def _converted(saved: SavedState, item: _Item, precision: Precision) -> Tensor:
     whole = saved.whole("fp32", item.parameter)
     assert whole is not None  # every checkpoint has master weights
     rows = whole[item.tensor.start : item.tensor.stop]
+    if item.tensor.num_copies > 1:
+        queries, *shared = torch.split(rows, list(item.parameter.parts))
+        rows = torch.cat([queries, *(_copied(part, saved.shape.head_dim, item.tensor.num_copies) for part in shared)])
     converted = (rows.T if item.tensor.is_transposed else rows).to(DTYPES[precision]).contiguous()
     if not torch.isfinite(rows).all():
         name = item.parameter.name
@@ -151,6 +161,11 @@ def _converted(saved: SavedState, item: _Item, precision: Precision) -> Tensor:
         raise ConfigError([Problem("--dtype", precision, rule, "take --dtype bf16 or fp32")])
     # Not a view of the whole parameter: several files would keep it, and save_file refuses shared memory.
     return converted.clone() if converted.untyped_storage().nbytes() > item.num_bytes else converted
+
+
+def _copied(rows: Tensor, head_dim: int, num_copies: int) -> Tensor:
+    """Each head's rows several times, as the query heads that share it follow one another."""
+    return rows.reshape(-1, head_dim, *rows.shape[1:]).repeat_interleave(num_copies, 0).flatten(0, 1)
 
 
 def _largest(precision: Precision) -> float:
@@ -170,14 +185,15 @@ def _write_small_files(
     folder: Path, saved: SavedState, request: ExportRequest, shards: dict[str, list[_Item]], total: int
 ) -> None:
     dtype = str(DTYPES[request.precision]).removeprefix("torch.")
-    write_json(folder / CONFIG, config_values(saved.shape, dtype, request.eos_token_id))
+    write_json(folder / CONFIG, config_values(saved.shape, dtype, request.tokenizer.eos_token_id))
     for name in shards:
         # safetensors makes files that nobody else may read, whatever the umask says.
         shutil.copymode(folder / CONFIG, folder / name)
-    if request.eos_token_id is not None:
-        write_json(folder / GENERATION_CONFIG, {"eos_token_id": request.eos_token_id})
-    if request.tokenizer is not None:
-        shutil.copyfile(request.tokenizer, folder / TOKENIZER)
+    if request.tokenizer.eos_token_id is not None:
+        write_json(folder / GENERATION_CONFIG, {"eos_token_id": request.tokenizer.eos_token_id})
+    if request.tokenizer.file is not None:
+        shutil.copyfile(request.tokenizer.file, folder / TOKENIZER)
+        write_json(folder / TOKENIZER_CONFIG, tokenizer_config(request.tokenizer, saved.shape.max_seq_len))
     if len(shards) > 1:
         weight_map = {item.tensor.name: name for name, shard in shards.items() for item in shard}
         index: dict[str, Any] = {"metadata": {"total_size": total}, "weight_map": weight_map}

@@ -1,4 +1,4 @@
-"""What is looked at on each node before the ranks meet: limits, processors, network interfaces, disk, other users of the GPUs.
+"""What is looked at on each node before the ranks meet: limits, processors, memory, network, disk, other users of the GPUs.
 
 What would make the run wrong or hang ends it here, with the node's name; what only makes it slow or likely to fail later is a
 warning in the rank's log. Free of torch.
@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpctrain.config.schema import Config
 from hpctrain.plan.run_plan import RunPlan
@@ -21,6 +22,9 @@ from hpctrain.worker.end_reasons import RankEnvironmentError
 from hpctrain.worker.gpu_tenants import foreign_tenants
 from hpctrain.worker.rank_env import RankEnv
 from hpctrain.worker.socket_names import SOCKET_VARIABLES, check_socket_names, interfaces_up
+
+if TYPE_CHECKING:
+    from hpctrain.worker.host_memory import HostMemory
 
 _SMALL_LOCKED_BYTES = 2**30
 """Below it registering the buffers of RDMA or of an offloaded optimizer fails. A choice: sites set 64 KiB, 8 MiB or no limit."""
@@ -34,7 +38,8 @@ def check_node(paths: RunPaths, config: Config, plan: RunPlan, env: RankEnv) -> 
     """Looks at this node as this rank; prints warnings.
 
     Raises:
-        RankEnvironmentError: NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME fits none of the node's interfaces.
+        RankEnvironmentError: NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME fits none of the node's interfaces, or the node has less
+            memory than the plan needs.
     """
     check_interfaces(env)
     warnings = cpu_warnings(sorted(os.sched_getaffinity(0)), plan.slurm.cpus_per_task, env)
@@ -47,8 +52,42 @@ def check_node(paths: RunPaths, config: Config, plan: RunPlan, env: RankEnv) -> 
         warnings += memlock_warnings(locked, _memlock_needs(config), env.node_name)
         if plan.device == "cuda":
             warnings += foreign_tenants(os.environ, env.node_name)
+        if plan.payload == "train":
+            # With psutil, which ranks that do not train do without.
+            from hpctrain.worker.host_memory import host_memory, memory_groups
+
+            warnings += memory_warnings(plan, host_memory(memory_groups()), env.node_name)
     for warning in warnings:
         print(f"hpctrain: warning: {warning}", flush=True)
+
+
+def memory_warnings(plan: RunPlan, memory: HostMemory, node: str) -> list[str]:
+    """Whether the node, or what a control group leaves of it, has the memory that the plan's estimate says.
+
+    The submission knows what the hardware states, and of a Slurm site what its nodes have; here it is measured. What could
+    never fit ends the run, before the kernel ends some process of the node; what others use now may be free again.
+
+    Args:
+        plan: one that trains.
+        memory: as this rank's job may use it.
+        node: this node.
+
+    Raises:
+        RankEnvironmentError: all of it is less than the estimate, and nobody forced the plan.
+    """
+    needed, total, free = plan.memory.host_bytes_per_node, memory.total_bytes, memory.total_bytes - memory.used_bytes
+    if needed <= free:
+        return []
+    rule = f"memory.host={gib(needed)}: the plan's estimate for the ranks of a node"
+    if needed <= total:
+        return [f"{rule}; node {node} has {gib(free)} of its {gib(total)} free now"]
+    short = f"{rule}; node {node} has {gib(total)} for this job, short by {gib(needed - total)}"
+    if any(problem.key == "memory.host" for problem in plan.problems):
+        return [short]
+    raise RankEnvironmentError(
+        f"{short}; nearest: a smaller training.micro_batch_size or model, or more nodes; hardware.host_memory_gib="
+        f"{total * 10 // 2**30 / 10} has the plan look for what fits, and --force then submits all the same"
+    )
 
 
 def check_interfaces(env: RankEnv) -> None:

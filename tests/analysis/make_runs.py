@@ -18,7 +18,7 @@ from hpctrain.config.schema import (
     RunConfig,
     TrainingConfig,
 )
-from hpctrain.plan.run_plan import build_run_plan
+from hpctrain.plan.run_plan import RunPlan, build_run_plan
 from hpctrain.record.files import write_record, write_text
 from hpctrain.record.frozen_config import config_text
 from hpctrain.record.paths import RunPaths
@@ -96,6 +96,13 @@ class Attempt:
     """Fields of ``AttemptRecord`` other than those of a completed attempt."""
 
 
+def _plan(config: Config) -> RunPlan:
+    """The plan; the toy node's peak is below that of every GPU, which a plan refuses, so it is put in behind."""
+    hardware, peak = config.hardware, config.hardware.peak_tflops.get(config.precision)
+    believable = replace(hardware, peak_tflops={name: max(1.0, value) for name, value in hardware.peak_tflops.items()})
+    return replace(build_run_plan(replace(config, hardware=believable)), peak_tflops_per_gpu=peak)
+
+
 def make_run(
     folder: Path,
     config: Config | None = None,
@@ -119,7 +126,7 @@ def make_run(
     num_steps = 10 if last is None else max(1, last.first_step + len(last.step_times_s) - 1)
     config = config or toy_config(num_steps=num_steps)
     write_text(run.config, config_text(config))
-    plan = build_run_plan(config)
+    plan = _plan(config)
     write_text(run.plan, plan.to_json())
     writer = StepWriter(run.steps)
     clock_s = 1000.0

@@ -114,7 +114,7 @@ def test_generations(source: str, changes: dict[str, Any], generation: str) -> N
         ({"layers": None, "gpu": None}, "row: does not state layers, gpu"),
         ({"tp": None, "pp": None, "dp": None}, "row: does not state tp, pp, dp"),
         ({"dp": 4}, r"tp x pp x sp x dp = 2 x 2 x 1 x 4 is not num_gpus=32"),
-        ({"gpu": "TITAN RTX"}, "gpu=TITAN RTX with 80 GB: is not in the device table"),
+        ({"gpu": "TITAN V"}, "gpu=TITAN V with 80 GB: is not in the device table"),
         ({"heads": 7}, "model.num_heads=7: must divide model.hidden_size=4096"),
         ({"model": "Mixtral-8x7B"}, "model=Mixtral-8x7B is sparse, the planner knows dense decoders"),
         ({"tflops_convention": "guessed"}, "tflops_convention=guessed: is no convention of the published files"),

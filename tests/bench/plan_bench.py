@@ -22,6 +22,7 @@ CASES = {
     "530b, 3-D parallel": "model=530b nodes=420 parallelism=megatron_3d",
     "530b, fitted offload": "model=530b nodes=128 parallelism=zero_cache",
     "llama3_405b": "model=llama3_405b nodes=128 parallelism=zero3",
+    "175b, fitted, batch": "model=175b nodes=16 parallelism=zero_cache training.global_batch_size=92160",
     "2t, all offloaded": "model=2t nodes=128 parallelism=zero3_offload training.offload_activations=true",
 }
 

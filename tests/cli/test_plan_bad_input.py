@@ -13,6 +13,7 @@ from hpctrain.plan.stated.cells import COLUMNS
 
 WORDS = "model=13b nodes=4 parallelism=zero3"
 CASES = {
+    "hardware=ndm_a100_v4 hardware.gpu=NoSuchGPU": "hardware.gpu=NoSuchGPU: is not in the device table",
     "nodes=0": "nodes=0: must be greater than 0; nearest: 1",
     "nodes=1000000000000": "nodes=1000000000000: must be less than or equal to 1000000",
     "model=gpt5": "model=gpt5: there is no such model; known: ",
@@ -31,7 +32,20 @@ CASES = {
     "--tokens 300B --price 2.10EURO": "--price=2.10EURO: must be a number above zero",
     "--tokens": "--tokens: must be followed by a number above zero; for example --tokens 300B",
     "--tokens nan": "--tokens=nan: must be a number above zero",
+    "training=launch_check --tokens 1e9": "cost: none, training=launch_check trains nothing, so that there are no steps",
+    "training=launch_check --step-time-s 2": "cost: none, training=launch_check trains nothing",
+    "-m training=launch_check --tokens 1e9": "note: cost: training=launch_check trains nothing",
     "-m nodes=1,0": "nodes=0: must be greater than 0",
+    "-m nodes=range(1,9,0)": "nodes=range(1,9,0): ",
+    "-m nodes=range(1,1000000)": "nodes=range(1,1000000): has more than 10,000 values",
+    "-m nodes=range(1,1)": "nodes=range(1,1): has no values",
+    "-m hardware=glob(zz*)": "hardware=glob(zz*): matches no hardware; known: cpu, dgx_h100",
+    "--tokns 1B": "--tokns: is no option of this verb; nearest: --tokens; see",
+    "--largest --picture a.png": "--picture: is no option of this verb, but of another one or of another question",
+    "--picture=": "--picture: must be followed by a file",
+    "nodes=1e3": "nodes=1000.0: must be a whole number; nearest: 1000",
+    "model.vocab_size=1": "model.vocab_size=1: must be greater than 1; nearest: 2",
+    "hardware.node_mtbf_hours=18000000": "hardware.node_mtbf_hours=18000000: must be from 1 to",
 }
 
 
@@ -96,7 +110,7 @@ ROW = {
     "zero_stage": "3",
 }
 ROW_CASES = [
-    ({"gpu": "RTX 9999"}, "gpu=RTX 9999: is not in the device table; known: A100"),
+    ({"gpu": "RTX 9999"}, "gpu=RTX 9999: is not in the device table; known: A10"),
     ({"gpu_mem_gb": "81920"}, "gpu_mem_gb=81920: must be from 1 to 2,048 GB"),
     ({"gpu_mem_gb": "0.08"}, "gpu_mem_gb=0.08: must be from 1 to 2,048 GB"),
     ({"hidden": "0"}, "hidden=0: must be a whole number from 1 to 1000000"),

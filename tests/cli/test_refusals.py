@@ -100,10 +100,24 @@ def test_a_picture_of_a_sweep_and_one_beside_json(tmp_path: Path, capsys: pytest
     json.loads(told.out.partition("\npicture a.svg\n")[2])
 
 
+@pytest.mark.parametrize(("word", "code"), [("parallelism.tensor_parallel_size=3", 2), ("training=launch_check", 0)])
+def test_of_what_has_no_memory_there_is_no_picture(
+    word: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", *FITS, word, "--picture", "plan.png"]) == code
+    assert capsys.readouterr().out.endswith("\nno picture plan.png: there is no plan to draw\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_beside_a_point_that_can_be_an_impossible_one_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "-m", *FITS, "parallelism.tensor_parallel_size=1,3", "--picture", "plan.svg"]) == 2
+    assert capsys.readouterr().out.endswith("\npicture plan.svg\n")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--picture"], "--picture : must end in .png or .svg; nearest: --picture plan.png"),
+        (["--picture"], "--picture: must be followed by a file; for example --picture plan.png"),
         (["--picture", "plan.jpg"], "--picture plan.jpg: must end in .png or .svg"),
         (["--picture", "no/plan.png"], "no is no folder that you may write"),
         (["--picture=a.png", "--picture=b.png"], "--picture b.png: is given 2 times; leave one"),

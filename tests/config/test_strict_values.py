@@ -12,7 +12,7 @@ from hpctrain.config.limits import Limits
 from hpctrain.config.strict_values import read_strictly
 from hpctrain.errors import ConfigError
 
-Share = Annotated[float, Limits(ge=0.1, lt=math.inf)]
+Share = Annotated[float, Limits(ge=0.1)]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Whole:
 
     part: Part
     share: Share | None = None
+    watts: Annotated[float, Limits(gt=0, between=(5, 20_000), unit="W")] = 400.0
     switch: bool = False
     stage: Literal[1, 2, 3] = 1
     rates: dict[Literal["bf16", "fp32"], Share] = field(default_factory=dict)
@@ -43,7 +44,7 @@ def test_values_of_their_types_are_taken_and_defaults_filled_in() -> None:
     found = whole(
         share=1, stage=3, rates={"bf16": 2}, free={"a": None, 1: True, None: 2}, part={"name": "y", "sizes": [1, 9]}
     )
-    assert found == Whole(Part("y", (1, 9)), 1.0, False, 3, {"bf16": 2.0}, {"a": None, "1": True, "null": 2})
+    assert found == Whole(Part("y", (1, 9)), 1.0, 400.0, False, 3, {"bf16": 2.0}, {"a": None, "1": True, "null": 2})
     # 1 == True == 1.0, so types are looked at apart.
     assert [type(value) for value in (found.share, found.rates["bf16"], found.free["1"])] == [float, float, bool]
 
@@ -51,14 +52,23 @@ def test_values_of_their_types_are_taken_and_defaults_filled_in() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"share": "1"}, "share='1': must be a number"),
+        ({"share": "1"}, "share='1': must be a number; it is text: write 1 without quotes"),
+        ({"share": "much"}, "share='much': must be a number; write it in digits, for example 1.5"),
         ({"share": True}, "share=true: must be a number"),
-        ({"share": 0}, "share=0: must be greater than or equal to 0.1"),
-        ({"share": math.nan}, "share=nan: must be less than inf"),
-        ({"share": 10**400}, "must be less than inf"),
+        ({"share": 0}, "share=0: must be greater than or equal to 0.1; nearest: 0.1"),
+        ({"share": math.nan}, "share=nan: must be a finite number"),
+        ({"share": 10**400}, "must be a finite number"),
+        ({"watts": -1}, "watts=-1: must be greater than 0; it is in W"),
+        ({"watts": math.inf}, "watts=inf: must be a finite number; it is in W"),
+        ({"watts": [400]}, "watts=[400]: must be a number; it is in W"),
+        ({"watts": "400 W"}, "watts='400 W': must be a number; it is in W"),
+        ({"watts": "400"}, "watts='400': must be a number; it is text: write 400 without quotes"),
+        ({"watts": 400_000}, "watts=400000: must be from 5 to 20,000; it is in W"),
         ({"switch": 1}, "switch=1: must be true or false"),
         ({"stage": 4}, "stage=4: is not one of the choices; known: 1, 2 or 3"),
-        ({"stage": True}, "stage=True: is not one of the choices"),
+        ({"stage": True}, "stage=true: is not one of the choices"),
+        ({"stage": None}, "stage=null: is not one of the choices"),
+        ({"stage": ""}, "stage='': is not one of the choices"),
         ({"rates": [1]}, "rates=[1]: must be a mapping of names to values"),
         ({"rates": {"fp8": 1}}, "rates.fp8=fp8: is not one of the choices; known: "),
         ({"free": {"a": 1.5}}, "free.a=1.5: must be text"),
@@ -70,10 +80,10 @@ def test_values_of_their_types_are_taken_and_defaults_filled_in() -> None:
         ({"part": {"name": "x", "size": 1}}, "part.size=1: is no key of hpctrain; nearest: sizes; known: name, sizes"),
         (
             {"part": {"name": "x", "sizes": [1, 2.0]}},
-            "part.sizes.1=2.0: must be a whole number; write it in plain digits",
+            "part.sizes.1=2.0: must be a whole number; nearest: 2",
         ),
         ({"part": {"name": "x", "sizes": [0]}}, "part.sizes.0=0: must be greater than 0; nearest: 1"),
-        ({"part": {"name": "x", "sizes": [10]}}, "part.sizes.0=10: must be less than or equal to 9"),
+        ({"part": {"name": "x", "sizes": [10]}}, "part.sizes.0=10: must be less than or equal to 9; nearest: 9"),
     ],
     ids=str,
 )

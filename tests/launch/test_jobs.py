@@ -57,6 +57,16 @@ def test_the_time_of_a_step_is_the_newest_attempts(slurm: FakeSlurm, tmp_path: P
     assert (row.step, row.step_time_s) == (18, 1.0)
 
 
+def test_an_end_marker_written_after_the_files_were_read_counts(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """A job may end between the look at its files and Slurm's answer."""
+    run = submitted_run(tmp_path / "run", "7", [CUT_OFF])
+    slurm.queue((run, "7", "FAILED"))
+    board = StatusBoard([run])
+    start_attempt(run, 1, "7", state="failed", ended_at_s=1010.0, **BROKEN)
+    (row,) = board.look(now_s=1100.0)
+    assert (row.state, row.end_reason, row.exit_code, row.failed_rank) == ("FAILED", "exception", 1, 3)
+
+
 def test_the_failed_rank_its_node_and_its_code_are_fields(slurm: FakeSlurm, tmp_path: Path) -> None:
     run = submitted_run(tmp_path / "run", "7", [FAILED])
     (row,) = collect_status([run])

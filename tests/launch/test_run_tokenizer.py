@@ -31,7 +31,7 @@ def test_one_that_was_trained_with_the_corpus(corpora: Path) -> None:
     beside = corpora / "bpe.tokenizer.json"
     found = run_tokenizer(tokens(corpora / "bpe"), None)
     assert (found.file, found.note) == (beside, "")
-    assert found.eos_token_id is not None
+    assert (found.eos_token_id, found.eos_token) == (0, "<|endoftext|>")
     assert run_tokenizer(tokens(corpora / "bpe"), beside) == found
 
 

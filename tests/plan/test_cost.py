@@ -234,7 +234,7 @@ def test_the_text() -> None:
         "  elapsed       84 d 2 h\n"
         "  GPU-hours     2.067 M\n"
         "  money         4.34 M USD (2.1 USD a GPU-hour)\n"
-        "  energy, GPUs  at most 826.7 MWh (every GPU at its board limit of 400 W all the time; hosts, network,"
+        "  energy, GPUs  826.7 MWh (upper bound: every GPU at its board limit of 400 W all the time; hosts, network,"
         " cooling not in it)\n"
     )
 

@@ -57,9 +57,15 @@ NODE = read_strictly(HardwareConfig, A100)
         pytest.param("inter_node_gb_per_s", 200_000, "from 0.05 to 20,000", id="MB/s, network"),
         pytest.param("host_link_gb_per_s", 25_000, "GB/s (1e9 bytes a second)", id="MB/s, host link"),
         pytest.param("host_memory_gb_per_s", 409_000, "of a node, such as 409", id="MB/s, host memory"),
-        pytest.param("nvme_read_gb_per_s", 7_000, "from 0.01 to 2,000", id="MB/s, NVMe"),
+        pytest.param("nvme_read_gb_per_s", 7_000, "from 0.1 to 2,000", id="MB/s, NVMe"),
         pytest.param("gpu_power_w", 0.4, "from 5 to 20,000; it is in W", id="kW"),
         pytest.param("node_power_w", 10.2, "from 20 to 500,000; it is in W", id="kW of a node"),
+        pytest.param("nvme_gib_per_node", 6.4, "from 16 to 4,194,304", id="TB of NVMe"),
+        pytest.param(
+            "cpu_cores_per_node", 96_000, "must be less than or equal to 16384; nearest: 16384", id="cores of all nodes"
+        ),
+        pytest.param("price_per_gpu_hour", 2e9, "hardware.price_currency for one GPU and one hour", id="price"),
+        pytest.param("node_mtbf_hours", 1.8e7, "hours of one node: published are 3,692 to 6,335", id="seconds"),
         pytest.param("gpus_per_node", 100_000, "must be less than or equal to 1024", id="GPUs of the machine"),
     ],
 )
@@ -92,9 +98,19 @@ def test_the_shipped_numbers_of_such_a_node_pass() -> None:
             id="peak below achieved",
         ),
         pytest.param(
-            {"achievable_tflops": {"bf16": 0.2712}, "peak_tflops": {"bf16": 0.312}},
+            {"achievable_tflops": {}, "peak_tflops": {"bf16": 0.312}},
             "hardware.peak_tflops.bf16=0.312: is below 1, which every GPU has; it is in 1e12 FLOP/s; if it is in 1e15: 312",
             id="1e15 FLOP/s",
+        ),
+        pytest.param(
+            {"achievable_tflops": {"bf16": 0.2712}},
+            "hardware.achievable_tflops.bf16=0.2712: is below 1, which every GPU has; it is in 1e12 FLOP/s; if it is in",
+            id="1e15 FLOP/s measured",
+        ),
+        pytest.param(
+            {"achievable_tflops": {"bf16": 27.12}},
+            "hardware.achievable_tflops.bf16=27.12: is below 0.1 x hardware.peak_tflops.bf16=312, and large products reach half",
+            id="a tenth of what is measured",
         ),
         pytest.param(
             {"intra_node_gb_per_s": 2400.0},
@@ -122,6 +138,103 @@ def test_a_network_in_gbit_is_told() -> None:
     assert hardware_warnings(dataclasses.replace(NODE, inter_node_gb_per_s=800.0)) == []
 
 
+def test_a_network_in_terabytes_is_told() -> None:
+    (warning,) = hardware_warnings(dataclasses.replace(NODE, inter_node_gb_per_s=0.2))
+    assert warning.startswith("hardware.inter_node_gb_per_s=0.2 is 1.6 Gb/s for a node of 8 GPUs")
+    assert warning.endswith("if it is in TB/s: 200")
+    assert hardware_warnings(dataclasses.replace(NODE, inter_node_gb_per_s=1.25)) == []  # Ethernet of 10 Gb/s
+
+
 def test_cpu_ranks_may_be_slow() -> None:
     node = dataclasses.replace(NODE, device="cpu", peak_tflops={"fp32": 0.5}, achievable_tflops={})
     assert hardware_problems(node) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param(
+            {"peak_tflops": {"bf16": 624.0}},
+            "hardware.peak_tflops.bf16=624: is above what hardware.gpu=A100-SXM4-80GB has, 312 by the NVIDIA A100 data sheet;"
+            " nearest: 312 (twice as much counts 2:4 sparsity)",
+            id="sparsity",
+        ),
+        pytest.param(
+            {"intra_node_gb_per_s": 600.0}, "nearest: 300 (twice as much counts both directions)", id="both directions"
+        ),
+        pytest.param({"gpu_memory_gb_per_s": 16_312.0}, "hardware.gpu_memory_gb_per_s=16312: is above", id="Gb/s"),
+        pytest.param({"gpu_memory_gib": 85.9}, "hardware.gpu_memory_gib=85.9: is above", id="GB of 1e9 bytes"),
+        pytest.param({"gpu": "A100", "gpu_memory_gib": 160.0}, "nearest: 80", id="memory that no such GPU has"),
+        pytest.param(
+            {"gpu": "H1O0-SXM5-80GB", "sources": {"peak_tflops.bf16": "NVIDIA H100 data sheet, dense"}},
+            "hardware.gpu=H1O0-SXM5-80GB: is not in the device table, and hardware.peak_tflops of hardware=site is that of the"
+            " H100, by its source: NVIDIA H100 data sheet, dense; nearest: hardware.gpu=H100-SXM-80GB;",
+            id="a slip",
+        ),
+        pytest.param(
+            {"gpu": "V100-SXM2-32GB", "peak_tflops": {"fp16": 312.0}},
+            "hardware.gpu=V100-SXM2-32GB: has less than is stated: hardware.peak_tflops.fp16=312 above 125,"
+            " hardware.gpu_memory_gib=79.15 above 32, hardware.gpu_memory_gb_per_s=2039 above 900,"
+            " hardware.intra_node_gb_per_s=300 above 150 (NVIDIA V100 data sheet, NVLink form); nearest:"
+            " hardware.gpu=A100-SXM-80GB,",
+            id="another GPU's numbers",
+        ),
+        pytest.param(
+            {"gpu": "X9000", "peak_tflops": {}},
+            "and hardware.peak_tflops, which says what it can do, is not stated",
+            id="nothing is known",
+        ),
+    ],
+)
+def test_a_gpu_is_held_against_the_device_table(changes: dict[str, Any], expected: str) -> None:
+    (problem,) = hardware_problems(dataclasses.replace(NODE, **({"achievable_tflops": {}} | changes)))
+    assert expected in str(problem)
+
+
+def test_a_new_gpu_with_numbers_of_its_own_is_taken_and_told_with_the_nearest_names() -> None:
+    source = {"peak_tflops.bf16": "data sheet of 2027"}
+    new = dataclasses.replace(NODE, gpu="H1O0-SXM5-80GB", peak_tflops={"bf16": 1000.0}, sources=source)
+    assert hardware_problems(new) == []
+    (warning,) = hardware_warnings(new)
+    assert "(peak: data sheet of 2027); if it is a slip, the nearest: H100-SXM-80GB" in warning
+    # Nothing is near: nothing is offered.
+    (warning,) = hardware_warnings(dataclasses.replace(new, gpu="zzz", sources={}))
+    assert warning.endswith("(peak: without a source)")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param(
+            {"gpu": "H100-SXM5-80GB"}, "=312 is 0.32 x the 989 of hardware.gpu=H100-SXM5-80GB", id="name alone"
+        ),
+        pytest.param({"host_link_gb_per_s": 64.0}, "is 2.6 x the 25 GB/s", id="host link both ways"),
+    ],
+)
+def test_rates_of_another_gpu_are_told(changes: dict[str, Any], expected: str) -> None:
+    node = dataclasses.replace(NODE, **changes)
+    assert hardware_problems(node) == []
+    (warning,) = hardware_warnings(node)
+    assert expected in warning
+
+
+def test_a_name_without_a_memory_means_the_card_of_the_stated_one() -> None:
+    die: dict[str, Any] = {
+        "gpu": "MI250X",
+        "gpu_memory_gib": 64.0,
+        "peak_tflops": {"bf16": 191.5},
+        "achievable_tflops": {},
+    }
+    rates: dict[str, Any] = {"intra_node_gb_per_s": 200.0, "gpu_memory_gb_per_s": 1638.0}
+    node = dataclasses.replace(NODE, **die, **rates)
+    assert (hardware_problems(node), hardware_warnings(node)) == ([], [])
+
+
+def test_gpus_that_nobody_uses_are_told() -> None:
+    (warning,) = hardware_warnings(dataclasses.replace(NODE, device="cpu"))
+    assert warning.startswith("hardware.device=cpu: ranks run on the processor")
+
+
+def test_cpu_ranks_have_no_gpu() -> None:
+    node = dataclasses.replace(NODE, device="cpu", gpu="none", gpu_memory_gib=None)
+    assert (hardware_problems(node), hardware_warnings(node)) == ([], [])

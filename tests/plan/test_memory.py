@@ -262,3 +262,20 @@ def test_published_runs_fit_as_they_did() -> None:
         for name, micro in (("175b", 16), ("530b", 8), ("2t", 8))
     }
     assert need["175b"] < need["530b"] < 75 < 80 < need["2t"]
+
+
+@pytest.mark.parametrize(
+    ("host_gib", "is_told"),
+    [
+        pytest.param("1583", True, id="more than half"),
+        pytest.param("2000", False, id="less than half"),
+        pytest.param("null", False, id="not known"),
+    ],
+)
+def test_pinned_memory_above_half_of_a_node_is_told(host_gib: str, is_told: bool) -> None:
+    """962 GiB: the inputs of 104 blocks and, rounded up, the offloaded states."""
+    words = "model=530b nodes=32 parallelism=zero3_offload training.micro_batch_size=8"
+    recomputed = "training.activation_checkpointing=full training.offload_activations=true"
+    plan = plan_of(*words.split(), *recomputed.split(), f"hardware.host_memory_gib={host_gib}")
+    assert 962 * GIB < plan.memory.pinned_bytes_per_node < 963 * GIB
+    assert any("page-locked" in warning for warning in plan.warnings) == is_told

@@ -227,8 +227,11 @@ def test_what_the_passes_hide_costs_nothing() -> None:
     assert nvme_parts(traffic, 4, (8.0, 4.0), 3, 9.0, 0.0)["NVMe in the passes"] == 0.0
 
 
+ON_FULL_GPU = ("hardware.host_memory_gib=130", "training.micro_batch_size=8")
+
+
 def test_zero_cache_is_fitted_by_the_gpu_where_host_memory_is_small() -> None:
-    plan = plan_of("model=175b", "nodes=16", "parallelism=zero_cache", "hardware.host_memory_gib=130")
+    plan = plan_of("model=175b", "nodes=16", "parallelism=zero_cache", *ON_FULL_GPU)
     assert not plan.problems
     assert any("fit_offload_ratio: 0.25" in note for note in plan.assumptions)
 

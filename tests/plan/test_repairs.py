@@ -133,6 +133,10 @@ CASES = {
     "smallest-loss-scale": (GPT, "training.precision=fp16 training.min_loss_scale=1048576"),
     "fixed-loss-scale": (GPT, "training.precision=fp16 training.loss_scale=1024 training.hysteresis=3"),
     "no-units-for-it": (GPT, "hardware.gpu=V100-SXM2-32GB"),
+    "unknown-gpu": (GPT, "hardware.gpu=NoSuchGPU"),
+    "slip-in-a-gpu": (GPT, "hardware.gpu=A1O0-SXM4-80GB"),
+    "rate-with-sparsity": (GPT, "hardware.gpu_memory_gb_per_s=4078"),
+    "link-in-both-directions": (GPT, "hardware.intra_node_gb_per_s=600"),
 }
 """Groups, and the keys that break a rule."""
 

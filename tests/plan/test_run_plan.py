@@ -44,7 +44,8 @@ def test_the_published_530b_point_fits_and_2t_does_not_without_offload() -> None
         (("training.micro_batch_size=2",), 2, 1, 4),
         (("training.micro_batch_size=2", "training.gradient_accumulation_steps=3"), 2, 3, 12),
         (("training.micro_batch_size=2", "training.global_batch_size=12"), 2, 3, 12),
-        (("training.global_batch_size=12",), 2, 3, 12),
+        (("training.global_batch_size=12",), 6, 1, 12),
+        (("training.global_batch_size=12", "training.gradient_accumulation_steps=3"), 2, 3, 12),
         (("training.global_batch_size=12", "training.gradient_accumulation_steps=6"), 1, 6, 12),
     ],
 )
@@ -192,6 +193,79 @@ def test_text_says_what_the_plan_holds() -> None:
 
 
 def test_text_of_a_plan_with_problems_ends_with_them() -> None:
-    text = render_plan(plan_of("model=tiny", "cluster=local", "nodes=2"), python="/opt/py/bin/python")
+    text = render_plan(plan_of("model=tiny", "cluster=sandbox", "training.min_learning_rate=1"), "/opt/py/bin/python")
+    assert "memory by tier" in text
+    assert text.index("#SBATCH") < text.index("\nproblems\n  training.min_learning_rate=1")
+
+
+IMPOSSIBLE = [
+    pytest.param(["model=13b", "nodes=1", "parallelism.tensor_parallel_size=3"], id="degrees"),
+    pytest.param(["model=13b", "nodes=1", "parallelism.hpz_partition_size=3"], id="second-partition"),
+    pytest.param(["model=13b", "nodes=1", "model.num_heads=7"], id="shape"),
+    pytest.param(["model=13b", "nodes=4", "training.micro_batch_size=4", "training.global_batch_size=7"], id="batch"),
+    pytest.param(["model=13b", "hardware.intra_node_gb_per_s=2400"], id="unit"),
+    pytest.param(["model=tiny", "cluster=local", "nodes=2"], id="nodes"),
+]
+
+
+@pytest.mark.parametrize("words", IMPOSSIBLE)
+def test_an_impossible_plan_tells_its_problems_and_no_number(words: list[str]) -> None:
+    plan = plan_of(*words)
+    assert plan.is_impossible
+    assert {problem.kind for problem in plan.problems} == {"config"}
+    text = render_plan(plan, "python")
     assert "\nproblems\n" in text
-    assert "#SBATCH" not in text
+    assert text.splitlines()[-1].startswith("nothing can run like this: mend the ")
+    for part in (
+        "GiB",
+        "tokens/s",
+        "TFLOP",
+        "#SBATCH",
+        "data parallel 8",
+        "micro_batch_size not stated",
+        "zero_optimization",
+    ):
+        assert part not in text.partition("nothing can run")[0], part
+    decoded = json.loads(plan.to_json())
+    assert set(decoded) == set(plan.__dataclass_fields__)
+    nothing = (
+        "layout",
+        "batch",
+        "memory",
+        "prediction",
+        "flops_per_step",
+        "ds_config",
+        "slurm",
+        "model",
+        "num_parameters",
+    )
+    assert {name: decoded[name] for name in nothing} == dict.fromkeys(nothing)
+    assert [problem["key"] for problem in decoded["problems"]] == [problem.key for problem in plan.problems]
+
+
+def test_without_a_layout_the_batch_is_not_judged() -> None:
+    # Of 8 ranks in threes no batch is known; that of 8 data-parallel ranks would be another run's.
+    words = ("model=13b", "nodes=1", "parallelism.tensor_parallel_size=3", "training.micro_batch_size=1")
+    assert {problem.key for problem in plan_of(*words, "training.global_batch_size=9").problems} == {
+        "parallelism.tensor_parallel_size"
+    }
+
+
+def test_more_nodes_are_offered_only_where_the_model_can_be_cut_so() -> None:
+    whole = plan_of(
+        "model=28b", "nodes=1", "model.num_layers=30", "parallelism=megatron_3d", "parallelism.pipeline_parallel_size=3"
+    )
+    assert any("nearest: nodes=" in str(problem) for problem in whole.problems)
+    broken = plan_of("model=13b", "nodes=1", "parallelism.tensor_parallel_size=3")
+    assert not any("nodes=" in str(problem) for problem in broken.problems)
+
+
+def test_a_launch_check_tells_neither_memory_nor_speed() -> None:
+    plan = plan_of("model=13b", "nodes=4", "training=launch_check", "cluster.time=30")
+    assert plan.prediction is None
+    assert plan.prediction_gap == "training=launch_check trains nothing"
+    text = render_plan(plan, "python")
+    for part in ("4 nodes x 8 = 32 GPUs", "at most 30 min", "time limit", "#SBATCH --nodes=4", "no model is built"):
+        assert part in text
+    for part in ("GiB", "tokens/s", "FLOP", "zero_optimization"):
+        assert part not in text

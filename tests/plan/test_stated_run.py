@@ -184,6 +184,9 @@ LARGE: Row = ROW | {
         ({"activation_ckpt": None, "cp_sp": 1, "micro_batch_per_gpu": 2}, ("full recomputation",)),
         ({"zero_stage": None, "tp": 8}, ("states sharded in stage 1",)),
         ({"zero_stage": None, "tp": 1}, ("states sharded in stage 3",)),
+        # Tensor ranks do not keep states from being sharded, and ranks of a sequence share them too.
+        ({"zero_stage": None, "num_gpus": 128}, ("states sharded in stage 3",)),
+        ({"zero_stage": None, "tp": 1, "num_gpus": 64, "cp_sp": 64, "seq_len": 65536}, ("states sharded in stage 3",)),
         (
             {"offload_optimizer": None, "num_gpus": 8},
             ("block inputs split over tensor ranks", "optimizer on the host"),
@@ -280,6 +283,26 @@ def test_remarks_on_sharding_and_block_inputs(notes: str, in_node: bool, on_host
     assert (setup.shard_within_node, setup.offload_activations) == (in_node, on_host)
 
 
+@pytest.mark.parametrize(
+    ("notes", "stage", "near", "weights", "gradients"),
+    [
+        ("ZeRO-3 baseline", 3, 1, False, False),
+        ("ZeRO++", 3, 4, True, True),
+        ("ZeRO++ (qwZ+hpZ)", 3, 4, True, False),
+        ("hpZ alone", 3, 4, False, False),
+        ("against ZeRO++", 2, 1, False, False),
+    ],
+)
+def test_parts_of_zero_plus_plus(notes: str, stage: int, near: int, weights: bool, gradients: bool) -> None:
+    setup = stated_run(ROW | {"notes": notes, "zero_stage": stage}).setup
+    # Of a node's 8 GPUs every second holds the same half of a tensor-parallel pair.
+    assert (setup.second_partition_ranks, setup.quantized_weights, setup.quantized_gradients) == (
+        near,
+        weights,
+        gradients,
+    )
+
+
 def test_what_is_stated_is_not_changed() -> None:
     row = LARGE | {"num_gpus": 8, "global_batch": None}
     run = stated_run(row)
@@ -333,8 +356,88 @@ def test_an_interleaved_schedule_without_a_number_is_no_ground_to_refuse() -> No
 
 
 def test_half_of_the_products_or_all_of_the_block() -> None:
-    row = LARGE | {"source": "FSDP", "activation_ckpt": "selective", "global_batch": None, "micro_batch_per_gpu": 4}
+    """Which blocks are recomputed may be chosen, but torchtitan's two kinds are what they are."""
+    row = LARGE | {"source": "FSDP", "activation_ckpt": "selective", "global_batch": None, "micro_batch_per_gpu": 3}
     assert choose_memory(stated_run(row), row).chosen == ("full recomputation",)
+    fixed = row | {"source": "torchtitan"}
+    assert (choose_memory(stated_run(fixed), fixed).fits, choose_memory(stated_run(fixed), fixed).chosen) == (False, ())
+
+
+def test_block_inputs_of_the_first_zero_3_wait_on_the_host() -> None:
+    """BigScience's 52B: its columns say that nothing is offloaded, which means states; the scripts of that software offload block
+    inputs."""
+    row: Row = {"source": "DeepSpeed", "layers": 64, "hidden": 8192, "heads": 32, "vocab": 50257, "seq_len": 1024}
+    row |= {"gpu": "V100-SXM2-32GB", "num_gpus": 64, "tp": 1, "pp": 1, "zero_stage": 3, "activation_ckpt": "full"}
+    row |= {"micro_batch_per_gpu": 16, "precision": "fp16", "offload_optimizer": "none", "offload_param": "none"}
+    assert choose_memory(stated_run(row), row).fits is False
+    named = row | {"notes": "Megatron v1.1.5-ZeRO3 (TP only)"}
+    choice = choose_memory(stated_run(named), named)
+    assert (choice.fits, choice.chosen, choice.setup.offload_activations) == (True, (), True)
+    # With tensor ranks they may leave the GPU without a word of it, unless they are said not to.
+    split = row | {"tp": 4, "micro_batch_per_gpu": 64, "dp": 16}
+    assert "block inputs on the host" in choose_memory(stated_run(split), split).chosen
+    denied = split | {"notes": "without activation offload"}
+    assert "block inputs on the host" not in choose_memory(stated_run(denied), denied).chosen
+
+
+def test_block_inputs_split_over_tensor_ranks_as_remarks_say() -> None:
+    """ZeRO-100B (arXiv 1910.02054), 60B: 132·64·1,024·6,144·2 bytes of block inputs are 106 GB, over 16 tensor ranks 6.6."""
+    row: Row = {
+        "source": "ZeRO (arXiv 1910.02054)",
+        "layers": 132,
+        "hidden": 6144,
+        "heads": 32,
+        "vocab": 50304,
+        "seq_len": 1024,
+    }
+    row |= {"gpu": "V100-SXM3-32GB", "num_gpus": 400, "tp": 16, "pp": 1, "dp": 25, "zero_stage": 2, "precision": "fp16"}
+    row |= {"micro_batch_per_gpu": 64, "activation_ckpt": "full", "offload_optimizer": "none"}
+    said = row | {"notes": "partitioned activations"}
+    assert stated_run(said).setup.split_block_inputs
+    assert not stated_run(row).setup.split_block_inputs
+    assert "block inputs split over tensor ranks" in choose_memory(stated_run(row), row).chosen
+
+
+def test_software_that_nobody_counted_may_keep_less() -> None:
+    """Llama 3 405B (arXiv 2407.21783): 16 pipeline ranks, 8 blocks of 126 in each, no recomputation; it ran."""
+    row: Row = {"source": "Llama 3 paper", "model": "Llama-3-405B", "seq_len": 8192, "gpu": "H100-SXM-80GB"}
+    row |= {
+        "num_gpus": 8192,
+        "tp": 8,
+        "pp": 16,
+        "dp": 64,
+        "zero_stage": 2,
+        "activation_ckpt": "none",
+        "precision": "bf16",
+    }
+    row |= {"micro_batch_per_gpu": 1, "global_batch": 2048, "notes": "FSDP, interleaved, 2 virtual stages"}
+    choice = choose_memory(stated_run(row), row)
+    assert (choice.fits, choice.chosen) == (True, ("fused kernels that keep less",))
+    counted = row | {"source": "torchtitan", "offload_optimizer": "none", "offload_param": "none"}
+    assert choose_memory(stated_run(counted), counted).fits is False
+
+
+def test_software_that_nobody_counted_needs_more_room() -> None:
+    """GPT 30B that takes 72 of 79 GiB: told where the software is one that was counted."""
+    row: Row = {"layers": 48, "hidden": 7168, "heads": 56, "vocab": 50368, "seq_len": 2048, "gpu": "A100-SXM-80GB"}
+    row |= {"num_gpus": 16, "tp": 1, "pp": 1, "zero_stage": 3, "activation_ckpt": "full", "precision": "bf16"}
+    row |= {"micro_batch_per_gpu": 13, "offload_optimizer": "none", "offload_param": "none"}
+    counted, unknown = (
+        choose_memory(stated_run(row | {"source": source}), row) for source in ("DeepSpeed", "somebody")
+    )
+    assert (counted.fits, counted.too_near, counted.doubt_share) == (True, False, 0.06)
+    assert (unknown.fits, unknown.too_near, unknown.doubt_share) == (True, True, 0.15)
+
+
+def test_what_is_near_may_be_another_choice_than_the_row() -> None:
+    """14B whole in 16 bit are 27 GiB: out of reach with their states, and near the limit with the optimizer on the host."""
+    row: Row = {"source": "ZeRO", "layers": 70, "hidden": 4096, "heads": 32, "vocab": 50304, "seq_len": 1024}
+    row |= {"gpu": "V100-SXM3-32GB", "num_gpus": 128, "tp": 1, "pp": 1, "zero_stage": 2, "activation_ckpt": "full"}
+    row |= {"micro_batch_per_gpu": 1, "precision": "fp16"}
+    choice = choose_memory(stated_run(row), row)
+    assert choice.too_near and choice.near is not None and choice.chosen == ()
+    assert choice.near.memory.needed_bytes < choice.memory.needed_bytes
+    assert "optimizer on the host" in choice.near.chosen
 
 
 def test_a_long_sequence_is_split_where_its_degree_is_open() -> None:

@@ -185,6 +185,17 @@ def test_a_second_partition_spares_the_network_all_gathers_but_the_first() -> No
     assert parts["gradient reduce-scatter"] == pytest.approx(3 * everywhere)
 
 
+def test_quantized_collectives_of_stage_3() -> None:
+    size = SHAPE.num_parameters * 2
+    inside, everywhere = 7 / 8 * size / 300e9, 0.75 * size / 200e9
+    parts = parts_of(num_gpus=32, zero_stage=3, quantized_weights=True, quantized_gradients=True)
+    assert parts["parameter gathers"] == pytest.approx(2 * everywhere / 2)
+    assert parts["gradient reduce-scatter"] == pytest.approx(everywhere / 4)
+    # What comes from a second partition is in 16 bit.
+    near = parts_of(num_gpus=32, zero_stage=3, quantized_weights=True, second_partition_ranks=8)
+    assert near["parameter gathers"] == pytest.approx(everywhere / 2 + inside)
+
+
 def test_optimizer_on_the_gpu_and_on_the_cpu() -> None:
     held = SHAPE.num_parameters / 8
     gpu = parts_of(num_gpus=8, zero_stage=3)

@@ -125,10 +125,10 @@ def test_points_that_differ_in_anything_else_are_not_compared(other: str) -> Non
 
 def test_points_for_which_the_plan_chose_differently_are_not_compared_and_that_is_told() -> None:
     table = table_of("model=175b nodes=16,32,64")
-    assert [row.micro_batch_size for row in table.rows] == [4, 8, 8]
+    assert [row.micro_batch_size for row in table.rows] == [6, 8, 8]
     assert [row.base_nodes for row in table.rows] == [None, 32, 32]
     (note,) = [note for note in table.notes if note.startswith("not compared")]
-    assert "nodes=16 with micro batch 4, checkpointing full; nodes=32,64 with micro batch 8" in note
+    assert "nodes=16 with micro batch 6, checkpointing full; nodes=32,64 with micro batch 8" in note
     assert "state training.micro_batch_size" in note
 
 
@@ -200,9 +200,17 @@ def test_what_does_not_fit_has_a_speed_but_neither_efficiency_nor_cost() -> None
 def test_a_point_that_breaks_a_rule_has_no_speed() -> None:
     table = table_of("model=175b nodes=16,32 training.micro_batch_size=1 training.global_batch_size=128")
     assert [row.step_time_s is None for row in table.rows] == [False, True]
-    assert table.rows[1].fits
-    assert table.rows[1].tflops_per_gpu is None
+    derived = (
+        "fits",
+        "tflops_per_gpu",
+        "parallelism",
+        "micro_batch_size",
+        "global_batch_size",
+        "activation_checkpointing",
+    )
+    assert [name for name in derived if getattr(table.rows[1], name) is not None] == []
     text = render_sweep(table)
+    assert "  refused\n" in text
     assert (
         "problems\n  model=175b training.micro_batch_size=1 training.global_batch_size=128 nodes=32: training" in text
     )
@@ -271,10 +279,10 @@ def test_the_text_is_aligned_and_says_how_to_read_it() -> None:
     assert "8,192 = 8 x 1,024 x 1" in lines[3]
     assert "% of 16" in lines[3]
     assert " M USD  fits, " in lines[3]
-    assert "in the convention model; all speeds are predictions" in legend
+    assert "in the convention model (forward and backward once, dense attention); all speeds are predictions" in legend
     assert "weak scaling: each GPU keeps its batch" in legend
     assert "strong scaling" not in legend
-    assert "for 300 B tokens of whole steps, with saving, lost work and restarts" in legend
+    assert "for 300 B tokens in whole steps, with saving, lost work and restarts" in legend
     assert "fitted on" in legend
 
 
@@ -282,7 +290,7 @@ def test_the_text_of_strong_scaling_explains_more_than_a_hundred_percent() -> No
     text = render_sweep(table_of("model=175b nodes=8,32 training.global_batch_size=2048", "--tokens 1B"))
     assert "strong scaling: the global batch stays" in text
     assert "above 100 %" in text
-    assert "tokens of whole steps, with steps alone" in text
+    assert "tokens in whole steps, of the steps alone" in text
     assert "note: cost: money: hardware=ndm_a100_v4 states no price_per_gpu_hour" in text
 
 
@@ -290,7 +298,7 @@ def test_the_text_says_where_only_some_points_get_on_between_failures() -> None:
     asked = "--tokens 1B --mtbf-hours 2 --checkpoint-write-s 60 --restart-s 600"
     table = table_of("model=175b nodes=8,128 training.micro_batch_size=1", asked)
     assert [row.cost is not None and row.cost.elapsed_s is not None for row in table.rows] == [True, False]
-    assert "where a point gets on between failures, else steps alone" in render_sweep(table)
+    assert "where a point gets on between failures, else of the steps alone" in render_sweep(table)
 
 
 def test_long_times_have_no_powers_of_ten() -> None:
@@ -325,3 +333,25 @@ def test_the_table_loads_nothing_heavy() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout == "[]\n"
+
+
+def test_a_launch_check_has_neither_speed_nor_memory_nor_cost() -> None:
+    (row,) = table_of("model=13b nodes=4 training=launch_check", "--tokens 1B").rows
+    assert (row.step_time_s, row.fits, row.global_batch_size, row.cost) == (None, None, None, None)
+    assert row.memory == "no model"
+    assert row.cost_gap == "training=launch_check trains nothing, so that there are no steps to be paid"
+
+
+def test_a_narrow_terminal_has_the_table_in_pieces() -> None:
+    table = table_of(WEAK, COSTED)
+    wide, narrow = render_sweep(table), render_sweep(table, 80)
+    assert render_sweep(table, 300) == wide
+    (whole,) = (part for part in wide.split("\n\n") if "step s" in part)
+    pieces = [part for part in narrow.split("\n\n") if part.lstrip().startswith("nodes")]
+    assert len(pieces) > 1
+    assert max(len(line) for piece in pieces for line in piece.split("\n")) <= 80
+    # Nothing is lost, and each line says which point it is of.
+    for number, line in enumerate(whole.split("\n")):
+        own = [piece.split("\n")[number].split() for piece in pieces]
+        assert len({tuple(words[:2]) for words in own}) == 1
+        assert [*own[0][:2], *(word for words in own for word in words[2:])] == line.split()

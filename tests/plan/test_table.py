@@ -83,7 +83,7 @@ def test_input_stays_as_it_is_with_further_columns_in_any_order() -> None:
     ("changes", "message"),
     [
         ({"layers": "many"}, "layers=many: is no number; a plain number such as 8, or an empty cell"),
-        ({"layers": "nan"}, "layers=nan: is no finite number"),
+        ({"layers": "inf"}, "layers=inf: is no finite number"),
         ({"params_b": "1e999"}, "params_b=1e999: is no finite number"),
         ({"hidden": "-5"}, "hidden=-5: must be a whole number from 1 to 1000000"),
         ({"num_gpus": "0"}, "num_gpus=0: must be a whole number from 1 to 10000000"),
@@ -107,7 +107,7 @@ def test_input_stays_as_it_is_with_further_columns_in_any_order() -> None:
         ({"layers": "", "params_b": ""}, "does not state layers"),
         ({"model": "Grok-1 314B"}, "model=Grok-1 314B is sparse"),
         ({"model": "Qwen3-30B-A3B"}, "model=Qwen3-30B-A3B is sparse"),
-        ({"seq_len": "2,048 tokens"}, "seq_len=2,048 tokens: is no number; a plain number such as 2048"),
+        ({"seq_len": "2,048 or so"}, "seq_len=2,048 or so: is no number; a plain number such as 2048"),
     ],
 )
 def test_a_row_that_cannot_be_planned_says_why(changes: dict[str, str], message: str) -> None:
@@ -120,7 +120,7 @@ def test_what_an_unknown_gpu_leaves_to_be_told() -> None:
     """Its memory and, where the row states how much it has, the fit; a GPU that nobody knows has no speed."""
     known, unknown = answer_of(gpu=""), answer_of(gpu="H9000")
     assert unknown["problem"].startswith(
-        "rows.csv row 1: gpu=H9000 with 80 GB: is not in the device table; known: A100-PCIE-40GB"
+        "rows.csv row 1: gpu=H9000 with 80 GB: is not in the device table; known: A10-24GB"
     )
     assert (unknown["pred_peak_mem_gb"], unknown["pred_step_time_s"]) == (known["pred_peak_mem_gb"], "")
     assert (known["pred_fits"], unknown["pred_fits"]) == ("true", "true")
@@ -170,7 +170,10 @@ def test_rows_of_another_width(cells: list[str], told: int) -> None:
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ([name for name in COLUMNS if name != "hidden"], "rows.csv header=hidden: this column is missing"),
+        (
+            [name for name in COLUMNS if name not in ("gpu", "gpu_mem_gb")],
+            "2 columns are missing: gpu, gpu_mem_gb; needed are gpu or gpu_mem_gb; the header may have",
+        ),
         (["hiden" if name == "hidden" else name for name in COLUMNS], "header=hidden: .*; nearest: hiden"),
         ([*COLUMNS, "tp"], "rows.csv header=tp: stands there more than once"),
         ([*COLUMNS, "pred_fits"], "rows.csv header=pred_fits: is a column that the plan writes"),
@@ -182,7 +185,10 @@ def test_rows_of_another_width(cells: list[str], told: int) -> None:
             [f" {name}" for name in COLUMNS],
             "35 columns are missing: .*; they stand there in capitals or between blanks",
         ),
-        (["a"], "^rows.csv header: 35 columns are missing: source, .*; the header must have source, ref, model[^\n]*$"),
+        (
+            ["a"],
+            "^rows.csv header: 35 columns are missing: source, .*; needed are layers or params_b or model; gpu[^\n]*$",
+        ),
     ],
     ids=["missing", "misspelt", "twice", "planned", "capitals", "blanks", "other"],
 )
@@ -212,7 +218,7 @@ def test_another_header_is_refused(header: list[str], message: str) -> None:
         (
             {"pp": "1", "dp": "48", "micro_batch_per_gpu": "1", "notes": "full fine-tuning"},
             "",
-            "does not fit with Adam's states in fp32, and fine-tuning may have others",
+            "does not fit with Adam's states in fp32, and the row may have others",
         ),
         ({"pp": "1", "dp": "48", "micro_batch_per_gpu": "1", "notes": "fine-tuning, AdamW"}, "false", "memory.gpu="),
         ({"gpu": "", "gpu_mem_gb": ""}, "", "gpu: is not stated, so neither a step time nor a fit can be told"),
@@ -229,7 +235,7 @@ def test_what_is_not_stated_is_chosen_and_told() -> None:
     answer = answer_of(tflops_convention="", activation_ckpt="", notes="")
     assert answer["pred_assumptions"].split("; ") == [
         "recomputation none",
-        "network 1600 Gb/s a node",
+        "network 84 Gb/s a node",
         "full recomputation, since it does not fit otherwise",
         "TFLOP/s as model flops, 6N + 12Lhs",
     ]
@@ -242,9 +248,29 @@ def test_every_gpu_of_the_list_is_planned(gpu: str) -> None:
     answer = answer_of(gpu=gpu, gpu_mem_gb="", nodes="")
     assert float(answer["pred_step_time_s"]) > 0
     # The run took 49 GB on A100, a part of which its allocator could have given back.
-    expected = {True: "true", False: "false"}[DEVICES[gpu].memory_gb >= 60] if DEVICES[gpu].memory_gb != 40 else ""
+    expected = {True: "true", False: "false"}[DEVICES[gpu].memory_gb >= 48] if DEVICES[gpu].memory_gb != 40 else ""
     assert answer["pred_fits"] == expected
     assert ("too near to the limit to be told" in answer["problem"]) == (expected == "")
+
+
+def test_more_pieces_of_a_pipeline_rank_shorten_its_bubble() -> None:
+    """They are chosen where the run does not fit otherwise; the bubble is 15 of 32 micro steps over the blocks of a rank."""
+    row = {
+        "model": "Llama-3.1-405B",
+        "params_b": "",
+        "layers": "128",
+        "hidden": "16384",
+        "heads": "128",
+        "kv_heads": "8",
+    }
+    row |= {"ffn_hidden": "53248", "vocab": "128256", "seq_len": "8192", "gpu": "H100-SXM-80GB", "num_gpus": "8192"}
+    row |= {"nodes": "1024", "tp": "8", "pp": "16", "dp": "64", "micro_batch_per_gpu": "1", "global_batch": "2048"}
+    row |= {"activation_ckpt": "none", "precision": "bf16", "source": "somebody", "tflops_convention": "model flops"}
+    stated, interleaved, plain = (
+        float(answer_of(**row, notes=notes)["pred_step_time_s"]) for notes in ("8 virtual stages", "interleaved", "")
+    )
+    assert stated == pytest.approx(interleaved, rel=0.02)
+    assert plain > 1.2 * interleaved
 
 
 def test_nvme_counts_as_host_memory_and_says_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +11,22 @@ import pytest
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.speed.software import SOFTWARE
 from hpctrain.plan.speed.step_parts import Recomputation, Setup
-from hpctrain.plan.stated.memory_habits import CACHED_SHARE, CONTEXT_GIB, FAMILY_CONTEXT_GIB, HABITS, STUCK_SHARE
+from hpctrain.plan.stated.memory_habits import (
+    CACHED_SHARE,
+    CACHED_SHARE_OF_ALL,
+    CONTEXT_GIB,
+    FAMILY_CONTEXT_GIB,
+    HABITS,
+    STUCK_HOLES,
+    of_hugging_face,
+)
 from hpctrain.plan.stated.plain_shape import plain_shape
 from hpctrain.plan.stated.rank_activations import block_bytes, loss_bytes
 from hpctrain.plan.stated.tier_memory import (
+    FLAT,
     KEPT,
     OUTSIDE,
+    STASHED,
     STEP,
     WORKING,
     RankTerm,
@@ -63,7 +74,10 @@ def term_bytes(memory: TierMemory, name: str, tier: str = "gpu") -> int:
         ("nanotron", "mixed", 1, 2 + 4 + 12 / 8),
         ("fsdp", "mixed", 3, 16 / 8),
         ("fsdp", "mixed", 0, 2 + 4 + 12),
-        ("fsdp", "mixed", 2, 2 + (4 + 12) / 8),
+        # The 16-bit copy is what stays gathered, which is counted by itself; all in 16 bit there is no master.
+        ("fsdp", "mixed", 2, (4 + 12) / 8),
+        ("fsdp", "pure", 3, 8 / 8),
+        ("fsdp", "pure", 0, 8),
     ],
 )
 def test_states_by_stage_and_trainer(trainer: str, states: States, stage: int, per_parameter: float) -> None:
@@ -97,9 +111,29 @@ def test_a_gated_block_with_grouped_queries_by_hand() -> None:
     # Compiled, the gate's SiLU is formed again.
     compiled = block_bytes(setup, SOFTWARE["fsdp_compiled"], HABITS["fsdp_compiled"], "none")
     assert by_hand - compiled == pytest.approx(2048 * 14336 * 2)
+    # Of torchtitan queries, values, the gate and the last product, which is not read again where it is compiled.
+    every_second = 4096 + 4096 + 4096 + 1024 + 14336
+    for name, last in (("fsdp", 4096), ("fsdp_compiled", 0)):
+        habits = replace(HABITS[name], every_second_product=True)
+        kept = block_bytes(setup, SOFTWARE[name], habits, "selective")
+        assert kept == pytest.approx(2048 * 2 * (every_second + last))
     # Half of 4096 + 2·1024 + 2·14336 + 2·4096 results, attention's own and the block's input.
     half = 2048 * 2 * (4096 + 4096 + (4096 + 2048 + 28672 + 8192) / 2)
     assert block_bytes(setup, SOFTWARE["fsdp"], HABITS["fsdp"], "selective") == pytest.approx(half)
+
+
+@pytest.mark.parametrize(
+    ("shape", "by_hand"),
+    [
+        # In elements a token: the inputs of two norms, attention's four, and what the activation or the gate is formed from.
+        pytest.param(GPT, 2 * 2048 + 4 * 2048 + 8192, id="gpt"),
+        pytest.param(LLAMA, 2 * 4096 + 2 * 5120 + 2 * 14336, id="llama"),
+    ],
+)
+def test_fused_kernels_keep_only_inputs(shape: ModelShape, by_hand: int) -> None:
+    habits, software = replace(HABITS["fsdp"], fuses_elementwise=True), SOFTWARE["fsdp"]
+    kept = block_bytes(setup_of(shape), software, habits, "none")
+    assert kept == pytest.approx(2048 * (2 * by_hand + 4 * shape.num_heads))
 
 
 def test_nanotron_keeps_the_gathered_inputs() -> None:
@@ -123,6 +157,14 @@ def test_nanotron_keeps_the_gathered_inputs() -> None:
 def test_logits(trainer: str, pipeline: int, bytes_per_logit: int) -> None:
     setup = setup_of(pipeline_degree=pipeline)
     assert loss_bytes(setup, HABITS[trainer]) == 2048 * 50304 * bytes_per_logit
+
+
+def test_logits_of_hugging_face_are_shifted_and_those_of_llama_in_fp32() -> None:
+    # In 16 bit five copies (2 each); with fp32 its copy, the shifted one, log-softmax and gradient (4 each) beside the first.
+    habits = of_hugging_face(HABITS["deepspeed"])
+    assert loss_bytes(setup_of(GPT), habits) == 2048 * 50304 * 5 * 2
+    assert loss_bytes(setup_of(LLAMA), habits) == 2048 * 128256 * (2 + 4 * 4)
+    assert (habits.bucket_elements, of_hugging_face(HABITS["fsdp"]).bucket_elements) == (None, 0.0)
 
 
 def simulated_peak(p: int, rank: int, m: int, v: int) -> float:
@@ -255,6 +297,18 @@ def test_stage_1_of_2022_keeps_no_bucket_and_copies_one_in_the_step() -> None:
     assert [(term.num_bytes, term.phase) for term in copied] == [(2 * 5e8, STEP)]
 
 
+@pytest.mark.parametrize(("stage", "pieces"), [(0, None), (1, 16), (2, 16), (3, None)])
+def test_a_list_is_gathered_into_a_flat_copy_of_a_bucket(stage: int, pieces: int | None) -> None:
+    """8.03e9 parameters in buckets of 5e8 are 16 equal pieces."""
+    memory = memory_of("megatron_deepspeed_2022", setup_of(LLAMA, zero_stage=stage))
+    copied = [term for term in memory.terms if term.name == "gathered list"]
+    assert [term.phase for term in copied] == ([] if pieces is None else [STEP])
+    assert sum(term.num_bytes for term in copied) == pytest.approx(
+        2 * LLAMA.num_parameters / (pieces or math.inf), abs=1
+    )
+    assert term_bytes(memory_of("deepspeed", setup_of(LLAMA, zero_stage=stage)), "gathered list") == 0
+
+
 def test_buckets_of_hugging_face_are_the_square_of_the_hidden_size() -> None:
     habits = replace(HABITS["deepspeed"], bucket_elements=None)
     memory = tier_memory(setup_of(LLAMA), SOFTWARE["deepspeed"], habits)
@@ -271,9 +325,10 @@ def test_sums_in_fp32_need_a_copy_of_the_largest_gradient() -> None:
 
 
 def test_a_loss_split_over_tensor_ranks() -> None:
-    # FSDP: 16 bytes a logit where it is split, 12 where it is whole; Megatron's softmax works in place either way.
+    # FSDP: 16 bytes a logit where it is split, 12 where it is whole; Megatron's softmax works in place either way. Where it is
+    # split, the gathered input of the output matrix and its gradient in 16 bit besides.
     split = setup_of(LLAMA, tensor_degree=4)
-    assert loss_bytes(split, HABITS["fsdp"]) == 2048 * 128256 / 4 * 16
+    assert loss_bytes(split, HABITS["fsdp"]) == 2048 * (128256 / 4 * 16 + 2 * 4096 * 2)
     assert loss_bytes(setup_of(LLAMA), HABITS["fsdp"]) == 2048 * 128256 * 12
     assert loss_bytes(split, HABITS["megatron"]) == 2048 * 128256 / 4 * 10
 
@@ -285,13 +340,22 @@ def test_a_context_is_that_of_the_gpu() -> None:
 
 
 def test_near_the_limit_nothing_is_told() -> None:
-    terms = (RankTerm("states", 100 * GIB, "gpu", "", KEPT), RankTerm("context", 2 * GIB, "gpu", "", OUTSIDE))
+    terms = (RankTerm("states", 100 * GIB, "gpu", "", FLAT), RankTerm("context", 2 * GIB, "gpu", "", OUTSIDE))
     memory = TierMemory(0, terms, 8)
     # 100 and what is stuck of it, and 2 outside; and 6 of 100 as doubt.
     assert memory.surely_fits((102 + 3 + 6) * GIB) is True
     assert memory.surely_fits((102 + 3 + 5.9) * GIB) is None
     assert memory.surely_fits((102 + 3 - 5.9) * GIB) is None
     assert memory.surely_fits((102 + 3 - 6.1) * GIB) is False
+
+
+def test_holes_that_cannot_be_given_back() -> None:
+    """Two fifths of the quarter that gradients and block inputs leave as holes; and never less than 3 % of all."""
+    terms = [RankTerm(phase, 40 * GIB, "gpu", "", phase) for phase in (FLAT, KEPT, STASHED)]
+    memory = TierMemory(0, tuple(terms), 8)
+    assert memory.needed_bytes == pytest.approx((120 + 80 * 0.25 * 0.4) * GIB)
+    assert TierMemory(0, tuple(terms[:1]), 8).needed_bytes == pytest.approx(40 * 1.03 * GIB)
+    assert replace(memory, has_flat_states=False).needed_bytes == pytest.approx(120 * 1.03 * GIB)
 
 
 def test_sharding_within_a_node() -> None:
@@ -304,15 +368,18 @@ def test_sharding_within_a_node() -> None:
 
 
 def test_readings_of_the_same_peak() -> None:
-    sizes = {KEPT: 10 * GIB, WORKING: 20 * GIB, STEP: 5 * GIB, OUTSIDE: 2 * GIB}
+    sizes = {FLAT: 6 * GIB, KEPT: 4 * GIB, STASHED: 8 * GIB, WORKING: 12 * GIB, STEP: 5 * GIB, OUTSIDE: 2 * GIB}
     memory = TierMemory(0, tuple(RankTerm(phase, size, "gpu", "", phase) for phase, size in sizes.items()), 8)
     assert memory.allocated_bytes == 30 * GIB
-    assert memory.needed_bytes == pytest.approx((30 * (1 + STUCK_SHARE) + 2) * GIB)
+    assert memory.needed_bytes == pytest.approx((30 + 12 * CACHED_SHARE * STUCK_HOLES + 2) * GIB)
     roomy, tight = 80.0 * GIB, 35.0 * GIB
     assert memory.read_bytes("allocated", roomy) == 30 * GIB
     assert memory.read_bytes("reserved", roomy) == memory.read_bytes("reserved", None)
-    assert memory.read_bytes("reserved", roomy) == pytest.approx(35 * (1 + CACHED_SHARE) * GIB)
-    assert memory.read_bytes("device", roomy) == pytest.approx((35 * (1 + CACHED_SHARE) + 2) * GIB)
+    # 6 that were made once, 12 of a pass and 5 of the step have blocks of their size; 12 lie between others.
+    assert memory.read_bytes("reserved", roomy) == pytest.approx((23 + 12 * (1 + CACHED_SHARE)) * GIB)
+    assert memory.read_bytes("device", roomy) == pytest.approx((23 + 12 * (1 + CACHED_SHARE) + 2) * GIB)
+    in_pieces = replace(memory, has_flat_states=False)
+    assert in_pieces.read_bytes("reserved", roomy) == pytest.approx(35 * (1 + CACHED_SHARE_OF_ALL) * GIB)
     # Where memory is short the cache gives way, but not what must be there.
     assert memory.read_bytes("device", tight) == 35 * GIB
     assert memory.read_bytes("device", 20.0 * GIB) == pytest.approx(memory.needed_bytes)

@@ -84,6 +84,16 @@ def meta_numels(words: str) -> dict[str, int]:
     return {name: parameter.numel() for name, parameter in model.named_parameters()}
 
 
+def gathered_at_a_time(words: str, ranks: int, bucket: int) -> int:
+    """Elements of one gathering of a rank's share, by the loop of DeepSpeed's step (0.6, runtime/zero/stage_1_and_2.py)."""
+    share = -(-sum(meta_numels(words).values()) // ranks)
+    num_shards = max(1, share * ranks // bucket)
+    return ranks * max(
+        (share if shard == num_shards - 1 else (shard + 1) * (share // num_shards)) - shard * (share // num_shards)
+        for shard in range(num_shards)
+    )
+
+
 def of_block(words: str) -> int:
     return sum(
         numel for name, numel in meta_numels(words).items() if name.startswith("blocks.") and ".0." in f"{name}."
@@ -142,6 +152,11 @@ ROADS: dict[str, tuple[Callable[[], float], Callable[[], float], float]] = {
     "gradient in fp32": (
         lambda: term(_KEPT, "gradient in fp32", habits={"cast_gradients": True}),
         lambda: 4 * max(meta_numels(_KEPT).values()),
+        1e-3,
+    ),
+    "gathered list": (
+        lambda: term(_KEPT, "gathered list", trainer="megatron_deepspeed_2022", zero_stage=1),
+        lambda: 2 * gathered_at_a_time(_KEPT, 32, 500_000_000),
         1e-3,
     ),
     "placeholder gradients": (

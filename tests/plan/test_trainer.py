@@ -103,6 +103,50 @@ def test_megatron_deepspeed_and_attention_by_remarks(
     assert (software.name, software.fused_attention) == expected
 
 
+@pytest.mark.parametrize(
+    ("source", "ref", "notes", "stage", "expected"),
+    [
+        # By the date of the source: PyTorch 2.0 came in March 2023, flash attention in May 2022, the faster ZeRO-3 in 2022.
+        ("FSDP on AWS (2022-03-15)", "", "", 3, ("fsdp_2022", False)),
+        ("FSDP paper", "arXiv 2304.11277", "", 3, ("fsdp_2022", True)),
+        ("FSDP", "arXiv 2410.06511", "", 3, ("fsdp", True)),
+        ("mosaicml/examples", "", "MosaicGPT, torch 1.13", 3, ("fsdp_2022", True)),
+        ("OPT-175B", "arXiv 2205.01068", "metaseq", 3, ("fsdp_2022", False)),
+        ("somebody", "arXiv 2303.17564", "ZeRO-3", 3, ("deepspeed_2022", False)),
+        ("somebody (2021-05-01)", "", "ZeRO-3", 3, ("deepspeed_2021", False)),
+        ("somebody (2024-05-01)", "", "ZeRO-3", 3, ("deepspeed", True)),
+        ("Korthikanti 2022", "arXiv 2205.05198", "", 0, ("megatron_2021", False)),
+        ("MT-NLG 530B", "arXiv 2201.11990", "", None, ("megatron_deepspeed_2022", False)),
+        ("somebody", "", "DeepSpeed/Megatron 3D parallel", 1, ("megatron_deepspeed_2022", False)),
+        ("somebody", "", "stated in 2022-03", 3, ("deepspeed_2022", False)),
+    ],
+)
+def test_generations_by_date(source: str, ref: str, notes: str, stage: int | None, expected: tuple[str, bool]) -> None:
+    software = find_trainer(source, notes, "bf16", stage, ref=ref, gpu="A100").software
+    assert (software.name, software.fused_attention) == expected
+
+
+def test_attention_on_gpus_that_its_fused_kernels_leave_out() -> None:
+    assert not find_trainer("somebody", "FSDP", "fp16", 3, gpu="V100-SXM2-32GB").software.fused_attention
+    assert find_trainer("somebody", "FSDP, xformers", "fp16", 3, gpu="V100-SXM2-32GB").software.fused_attention
+
+
+@pytest.mark.parametrize(
+    ("notes", "traffic"),
+    [("FSDP", 1.9), ("HF Trainer, FSDP", 3.5), ("HF Trainer, FSDP, liger", 1.9), ("HF Trainer", 3.5)],
+)
+def test_eager_blocks_of_hugging_face(notes: str, traffic: float) -> None:
+    assert find_trainer("somebody", notes, "bf16", 3, gpu="A100").software.element_traffic == traffic
+
+
+def test_sequence_parallelism_that_remarks_state() -> None:
+    on, off = (
+        find_trainer("arXiv 2205.05198", notes, "fp16", 0, gpu="A100").software.sequence_parallel
+        for notes in ("selective recompute + sequence parallelism", "baseline")
+    )
+    assert (on, off) == (True, False)
+
+
 def test_sequence_parallelism_that_remarks_deny() -> None:
     """Without it each tensor rank keeps its blocks' inputs whole: 48 blocks of 2·s·b·h = 4.5 GiB, and an eighth with it."""
     row: Row = {"source": "Megatron-LM", "model": "GPT 22B", "layers": 48, "hidden": 6144, "heads": 64, "vocab": 51200}
@@ -134,9 +178,20 @@ def test_bf16_of_megatron_deepspeed_accumulates_in_fp32() -> None:
 
 def test_a_fused_loss_is_smaller() -> None:
     assert find_trainer("mosaicml/llm-foundry", "", "bf16", 3).habits.loss_bytes == 4
-    assert find_trainer("somebody", "FSDP with liger kernels", "bf16", 3).habits.loss_bytes == 4
+    assert find_trainer("somebody", "FSDP, fused cross entropy", "bf16", 3).habits.loss_bytes == 4
+    assert find_trainer("somebody", "FSDP with liger kernels", "bf16", 3).habits.loss_bytes == 0
+    assert find_trainer("torchtune", "chunked cross-entropy", "bf16", 3).habits.loss_bytes == 0
     assert find_trainer("somebody", "FSDP", "bf16", 3).habits.loss_bytes == 12
     assert find_trainer("somebody", "Megatron-Core, cross-entropy fusion", "bf16", 1).habits.loss_bytes == 4
+
+
+def test_torchtitan_saves_every_second_product_unless_it_chooses_blocks() -> None:
+    op, layer, other = (
+        find_trainer(source, notes, "bf16", 3)
+        for source, notes in (("torchtitan", "FSDP"), ("torchtitan", "FSDP, selective layer"), ("fms-fsdp", ""))
+    )
+    assert [trainer.habits.every_second_product for trainer in (op, layer, other)] == [True, False, False]
+    assert [trainer.chooses_blocks for trainer in (op, layer, other)] == [False, False, True]
 
 
 def test_torchtitan_compiles_its_loss_since_2025() -> None:
@@ -154,6 +209,33 @@ def test_nemo_reduces_gradients_as_they_are() -> None:
     assert (nemo.gradient_bytes, megatron.gradient_bytes) == (2, 4)
 
 
-def test_hugging_face_sets_the_buckets() -> None:
+def test_hugging_face_sets_the_buckets_and_shifts_the_logits() -> None:
     own, hugging = (find_trainer(source, "", "bf16", 3).habits for source in ("DeepSpeed", "HF Trainer"))
     assert (own.bucket_elements, hugging.bucket_elements) == (5e8, None)
+    assert (own.gated_loss_bytes, hugging.gated_loss_bytes) == (None, 18)
+    fused = find_trainer("HF Trainer", "liger", "bf16", 3).habits
+    assert (fused.loss_bytes, fused.gated_loss_bytes) == (0, None)
+    assert find_trainer("Nanotron / HF playbook", "", "bf16", 1).habits.gated_loss_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("source", "notes", "expected"),
+    [
+        ("torchtune README", "chunked loss; peak memory active", ("fsdp", "pure", "allocated", True)),
+        ("Ulysses-Offload / FPDT blog", "", ("megatron_deepspeed", "mixed", "reserved", True)),
+        ("Llama 3 paper", "FSDP", ("fsdp", "mixed", "reserved", False)),
+        ("somebody", "HF Trainer, FSDP", ("fsdp", "mixed", "reserved", True)),
+    ],
+)
+def test_what_is_known_of_its_memory(source: str, notes: str, expected: tuple[str, str, str, bool]) -> None:
+    trainer = find_trainer(source, notes, "bf16", 3)
+    assert (trainer.habits.name, trainer.states, trainer.reading, trainer.is_counted) == expected
+
+
+def test_stage_2_of_that_time_is_deepspeeds() -> None:
+    """Megatron-LM had neither stage 2 nor offload."""
+    kinds = [
+        find_trainer("somebody (2021-01-18)", "", "fp16", stage, has_offload=offload).habits.name
+        for stage, offload in ((0, False), (2, False), (0, True))
+    ]
+    assert kinds == ["megatron_2021", "megatron_deepspeed", "megatron_deepspeed"]

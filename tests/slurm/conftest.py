@@ -1,4 +1,4 @@
-"""A sandbox Slurm for the tests of this folder: its own one, or the one HPCTRAIN_TEST_SANDBOX_CONF names."""
+"""A sandbox Slurm for the tests of this folder: one for each process, or the one HPCTRAIN_TEST_SANDBOX_CONF names."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 SANDBOX = Path(__file__).parents[2] / "slurm" / "sandbox" / "sandbox.py"
+DEADLINE_S = 240
+"""Of each wait. Seconds on a quiet machine; a busy one makes no test fail."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,10 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     """Four nodes with two GPUs each, and accounting."""
     running = os.environ.get("HPCTRAIN_TEST_SANDBOX_CONF")
     if running:
+        if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
+            pytest.fail(
+                "HPCTRAIN_TEST_SANDBOX_CONF: tests of several processes would disturb each other; run with -n 0"
+            )
         yield Sandbox(Path(running), environment(Path(running)))
         return
     folder = tmp_path_factory.mktemp("sandbox")
@@ -65,7 +71,7 @@ def start_now(slurm: Callable[..., str], job_id: str) -> None:
         slurm: runs a command of Slurm and returns its output.
         job_id: of a job that has just been requeued.
     """
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + DEADLINE_S
     while "PENDING" not in slurm("squeue", "-h", "-j", job_id, "-o", "%T"):
         assert time.monotonic() < deadline, slurm("scontrol", "show", "job", job_id)
         time.sleep(0.1)

@@ -16,6 +16,7 @@ import pytest
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_attempts, read_submission
 from hpctrain.units import parse_slurm_time
+from tests.slurm.conftest import DEADLINE_S
 
 pytestmark = pytest.mark.slurm
 
@@ -67,7 +68,13 @@ class Shell:
 
     def run(self, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command, capture_output=True, text=True, env=self.env | env, cwd=self.folder, check=False, timeout=120
+            command,
+            capture_output=True,
+            text=True,
+            env=self.env | env,
+            cwd=self.folder,
+            check=False,
+            timeout=DEADLINE_S,
         )
 
     def slurm(self, *command: str, **env: str) -> str:
@@ -89,7 +96,7 @@ class Shell:
 
     def ended(self, job_id: str) -> str:
         """The state that the job ends in."""
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
             words = self.slurm("scontrol", "-o", "show", "job", job_id).split()
             state = next(word.removeprefix("JobState=") for word in words if word.startswith("JobState="))
@@ -227,7 +234,7 @@ def test_jobs_that_share_a_node_have_gpus_of_their_own(shell: Shell) -> None:
     waits = f"cluster.setup=['until [ -e {go} ]; do sleep 0.1; done']"
     runs = [shell.submit(f"cluster.nodelist={node}", "hardware.gpus_per_node=1", waits) for _ in range(2)]
     jobs = ",".join(read_submission(run).job_id for run in runs)
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + DEADLINE_S
     while shell.slurm("squeue", "-h", "-j", jobs, "-o", "%T").split() != ["RUNNING", "RUNNING"]:
         assert time.monotonic() < deadline
         time.sleep(0.1)

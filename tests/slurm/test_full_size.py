@@ -18,13 +18,11 @@ from hpctrain.record.files import read_record
 from hpctrain.record.launch_check import LaunchCheck
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_attempts, read_submission
-from tests.slurm.conftest import SANDBOX, Sandbox, environment
+from tests.slurm.conftest import DEADLINE_S, SANDBOX, Sandbox, environment
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 NODES, GPUS = 128, 8
-DEADLINE_S = 240
-"""About 40 s where nothing else runs on two cores."""
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_attempts, read_submission
-from tests.slurm.conftest import Sandbox
+from tests.slurm.conftest import DEADLINE_S, Sandbox
 
 pytestmark = pytest.mark.slurm
 
@@ -39,7 +39,7 @@ def in_allocation(sandbox: Sandbox, folder: Path, script: str) -> subprocess.Com
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=DEADLINE_S,
     )
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.slurm.conftest import DEADLINE_S
+
 pytestmark = pytest.mark.slurm
 
 SANDBOX = Path(__file__).parents[2] / "slurm" / "sandbox" / "sandbox.py"
@@ -43,13 +45,13 @@ def call(*words: str, folder: Path, exit_code: int = 0) -> tuple[str, str]:
 def slurm(export: str, *command: str, exit_code: int = 0) -> str:
     (assignment,) = shlex.split(export)[1:]
     env = os.environ | {"SLURM_CONF": assignment.removeprefix("SLURM_CONF=")}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
     assert done.returncode == exit_code, done.stderr
     return done.stdout + done.stderr
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)

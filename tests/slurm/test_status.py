@@ -18,6 +18,7 @@ from hpctrain.launch.status.rows import StatusBoard
 from hpctrain.record.files import write_record
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_submission
+from tests.slurm.conftest import DEADLINE_S
 
 pytestmark = pytest.mark.slurm
 
@@ -25,7 +26,6 @@ SOURCE = Path(__file__).parents[2]
 SANDBOX = SOURCE / "slurm" / "sandbox" / "sandbox.py"
 LIGHT = ("model=tiny", "training=launch_check", "cluster=sandbox")
 SLEEPS = "cluster.setup=['sleep 300']"
-DEADLINE_S = 90
 
 
 class Sandbox(Protocol):

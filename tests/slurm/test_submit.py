@@ -17,6 +17,7 @@ from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import StepsFile, read_attempts, read_submission
 from tests.analysis.test_notebooks import NOTEBOOKS, NUM_FIGURES, execute
 from tests.analysis.test_notebooks import kernel as kernel  # the fixture
+from tests.slurm.conftest import DEADLINE_S
 from tests.worker.run_folder import read_samples
 
 pytestmark = [pytest.mark.slurm, pytest.mark.train]
@@ -32,7 +33,6 @@ SHORT = (
     "training.warmup_steps=2",
     "training.log_interval=5",
 )
-DEADLINE_S = 150
 
 
 class Sandbox(Protocol):
@@ -108,14 +108,19 @@ def test_zero_stages_train_over_two_nodes_with_the_same_losses_and_are_measured(
         *("nodes=2", "cluster.gpu_request=gpus_per_node", "cluster.cpus_per_task=2"),
         *("training.global_batch_size=16", "training.telemetry_interval_s=0.5"),
     )
-    runs = {stage: cluster.submit(*words, f"parallelism={stage}") for stage in ("zero1", "zero2", "zero3")}
+    # Four ranks, and two for the stages that need no second rank on a node to be compared.
+    gpus = {"zero1": 1, "zero2": 1, "zero3": 2}
+    runs = {
+        stage: cluster.submit(*words, f"parallelism={stage}", f"hardware.gpus_per_node={number}")
+        for stage, number in gpus.items()
+    }
     for run in runs.values():
         row = cluster.wait_for(run, ("COMPLETED", "FAILED"))
         assert row["state"] == "COMPLETED", logs(run)
         assert (row["step"], row["num_steps"]) == (20, 20)
     by_stage = {stage: losses(run) for stage, run in runs.items()}
     assert by_stage["zero3"][-1] < by_stage["zero3"][0] - 0.5
-    # fp32: the order of additions differs between the stages.
+    # fp32: the order of additions differs between the stages and numbers of ranks.
     for stage in ("zero1", "zero2"):
         assert by_stage[stage] == pytest.approx(by_stage["zero3"], rel=1e-4)
     check_nodes(runs["zero3"])
@@ -162,7 +167,8 @@ def test_five_starts_in_the_same_second_are_five_runs_with_a_job_each(cluster: C
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_sweep_submits_two_runs_and_the_notebooks_show_them(cluster: Cluster, kernel: KernelManager) -> None:
-    answer = cluster.call("-m", "cluster=sandbox", *SHORT, "nodes=1,2", f'run.root="{cluster.root}"')
+    words = ("-m", "cluster=sandbox", *SHORT, "nodes=1,2", "hardware.gpus_per_node=1")
+    answer = cluster.call(*words, f'run.root="{cluster.root}"')
     assert answer.returncode == 0, answer.stderr
     (manifest,) = cluster.root.glob("sweep-*/sweep.json")
     points = json.loads(manifest.read_text(encoding="utf-8"))["points"]
@@ -178,7 +184,7 @@ def test_a_sweep_submits_two_runs_and_the_notebooks_show_them(cluster: Cluster, 
 
 def test_a_failing_rank_ends_the_job_and_is_named(cluster: Cluster) -> None:
     (cluster.folder / "short.txt").write_text("too short", encoding="utf-8")
-    run = cluster.submit("nodes=2", "data=text", "data.path=short.txt")
+    run = cluster.submit("nodes=2", "hardware.gpus_per_node=1", "data=text", "data.path=short.txt")
     row = cluster.wait_for(run, ("FAILED",))
     assert "bad_data" in row["detail"]
     (attempt,) = read_attempts(run)

@@ -18,7 +18,7 @@ import pytest
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import read_attempts, read_submission
 from hpctrain.record.schema import AttemptRecord
-from tests.slurm.conftest import SANDBOX, Sandbox, start_now
+from tests.slurm.conftest import DEADLINE_S, SANDBOX, Sandbox, start_now
 
 pytestmark = pytest.mark.slurm
 
@@ -27,7 +27,6 @@ T = TypeVar("T")
 SOURCE = Path(__file__).parents[2]
 WORDS = ("cluster=sandbox", "model=tiny", "training=launch_check")
 HELD = "cluster.extra.hold=true"
-DEADLINE_S = 120
 ODD_NAME = "my run (1) é|x"
 
 
@@ -50,7 +49,7 @@ def call(env: dict[str, str], root: Path, *words: str) -> str:
 
 
 def slurm(env: dict[str, str], *command: str) -> str:
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=DEADLINE_S).stdout
 
 
 def wait_until(condition: Callable[[], T | None], what: str) -> T:

@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 
 from hpctrain.config.trackers import MlflowConfig, TrackConfig, WandbConfig
+from hpctrain.errors import RecordError
 from hpctrain.record.files import read_record
 from hpctrain.record.paths import RunPaths
+from hpctrain.record.reader import ValidationsFile
 from hpctrain.record.schema import StepRecord, TrackersRecord, ValidationRecord
 from hpctrain.record.writer import StepWriter, ValidationFile
+from hpctrain.track.__main__ import Records
 from hpctrain.track.feed import MAX_WAITING, Feed
 from hpctrain.track.points import Point, step_point, validation_point
 from hpctrain.track.tracker import Ending
@@ -105,6 +108,25 @@ def test_all_trackers_have_the_records_of_two_attempts(tmp_path: Path) -> None:
     assert sorted(speeds)[:2] == [[1, 512.0, 1_800_000_001_000], [2, 512.0, 1_800_000_002_000]]
     assert sorted(number for number, _, _ in of_mlflow["history"]["train/loss"]) == [1, 2, 3, 4, 4, 5, 5, 6]
     assert (known.wandb_id, known.problems) == (first["id"], ())
+
+
+def test_records_of_one_file_wait_while_the_other_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, make_config())
+    StepWriter(run.steps).append([step(1), step(2)])
+    ValidationFile(run.validations).append(ValidationRecord(1, 1, 2, 1.8e9, 3.5, 16, 512, 0.25))
+    records = Records(run, 1, 0, 0)
+
+    def unreadable(file: ValidationsFile) -> list[ValidationRecord]:
+        raise RecordError("validation.jsonl: Stale file handle")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ValidationsFile, "new_records", unreadable)
+        with pytest.raises(RecordError, match="Stale"):
+            records.new_points()
+    assert [point.step for point in records.new_points()] == [1, 2, 2]
+    assert records.new_points() == []
 
 
 def test_secrets_reach_no_tracker(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,7 @@ def test_a_folder_of_texts(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("zwei")
     (tmp_path / "a.txt").write_text("één")
     (tmp_path / "c.md").write_text("left out")
+    (tmp_path / "d.txt").mkdir()
     tokens = tokens_of(load("text", path=str(tmp_path), seq_len=4))
     assert tokens.tolist() == [*"één".encode(), END_OF_DOCUMENT, *b"zwei", END_OF_DOCUMENT]
     assert tokens_of(load("text", path=str(tmp_path / "b.txt"), seq_len=4)).tolist() == [*b"zwei", END_OF_DOCUMENT]
@@ -73,11 +75,23 @@ def text_file(folder: Path, text: bytes) -> str:
     return str(path)
 
 
+def pipe(folder: Path) -> str:
+    os.mkfifo(folder / "p.txt")
+    return str(folder)
+
+
+def dangling_link(folder: Path) -> str:
+    (folder / "l.txt").symlink_to("nowhere")
+    return str(folder)
+
+
 ERRORS: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "no path": (lambda folder: {"path": None}, r"data.path=null: .* set data.path"),
     "no such file": (lambda folder: {"path": str(folder / "no.txt")}, r"data.path=.*no.txt: there is no such file"),
     "empty folder": (lambda folder: {"path": str(folder)}, r"the folder holds no \*.txt"),
     "empty file": (lambda folder: {"path": text_file(folder, b"")}, r"the text is empty \(1 file\(s\) of 0 bytes\)"),
+    "pipe": (lambda folder: {"path": pipe(folder)}, "p.txt is no regular file"),
+    "link to nothing": (lambda folder: {"path": dangling_link(folder)}, "l.txt is a link to a file that is not there"),
     "not UTF-8": (lambda folder: {"path": text_file(folder, b"abc\xff")}, "text.txt is not UTF-8: byte 3 is 0xff"),
     "too large": (
         lambda folder: {"path": text_file(folder, b"x" * 101), "max_bytes": 100},

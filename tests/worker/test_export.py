@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
 
 from hpctrain.cli import run as run_words
 from hpctrain.errors import ConfigError, LaunchError
@@ -33,6 +34,8 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "gpt, tied": (GPT, "GPT2LMHeadModel"),
     "gpt, untied, narrow": (GPT | {"tie_embeddings": False, "ffn_hidden_size": 72}, "GPT2LMHeadModel"),
 }
+SHARED_HEADS = (2, 1)
+"""Key and value heads of a GPT with four query heads."""
 FORMS = [(3, 2, 1), (1, 1, 2), (2, 3, 1), (0, 1, 1)]
 
 
@@ -73,6 +76,33 @@ def test_transformers_gives_the_same_logits(case: str, form: tuple[int, int, int
     assert difference < 1e-5
 
 
+@pytest.mark.parametrize("num_kv_heads", SHARED_HEADS)
+def test_heads_that_share_keys_and_values_get_copies(
+    num_kv_heads: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = GPT | {"num_kv_heads": num_kv_heads}
+    run, decoder = composed_run(tmp_path, model, (3, 2, 1))
+    exported(run, tmp_path / "out")
+    said = capsys.readouterr().out
+    assert (
+        f"note: model.num_kv_heads={num_kv_heads}: GPT2LMHeadModel has a key and value head for each of the 4" in said
+    )
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto", local_files_only=True)
+    with torch.no_grad():
+        difference = (theirs(random_ids()).logits - decoder.logits(random_ids())).abs().max()
+    assert difference < 1e-5
+    folder = read_folder(tmp_path / "out")
+    problems, _ = folder_problems(folder, shape_of(model))
+    assert problems == [f"model.num_kv_heads={num_kv_heads}: the folder has 4; set model.num_kv_heads=4"]
+    assert folder_problems(folder, shape_of(GPT)) == ([], [])
+
+
+def test_the_override_that_is_told_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, _ = composed_run(tmp_path, GPT, (3, 1, 1))
+    exported(run, tmp_path / "h f=x")
+    assert f"""begin a run with 'training.init_from="{tmp_path}/h f=x"'""" in capsys.readouterr().out
+
+
 def test_one_file_in_another_type(tmp_path: Path) -> None:
     run, decoder = composed_run(tmp_path, LLAMA, (3, 2, 1))
     tensors = exported(run, tmp_path / "out", "--dtype", "bf16", "--step", "7")
@@ -96,12 +126,30 @@ def test_the_token_that_ends_a_document_is_told(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == {"eos_token_id": 256}
 
 
+@pytest.mark.parametrize("case", ["llama, tied", "gpt, tied"])
+def test_transformers_finds_the_tokenizer_and_its_end(case: str, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 50)
+    words = ["prepare", str(text), "--out", str(tmp_path / "bpe"), "--workers", "1", "--train-bpe", "260"]
+    assert run_words(words) == 0
+    model = MODELS[case][0]
+    run, _ = composed_run(tmp_path, model, (3, 1, 1))
+    data = {"name": "tokens", "kind": "tokens", "path": str(tmp_path / "bpe")}
+    write_text(run.config, config_text(make_config(model=model, data=data)))
+    exported(run, tmp_path / "out")
+    ours = Tokenizer.from_file(str(tmp_path / "bpe.tokenizer.json"))
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
+    sentence = "the fox  jumps é\n over"
+    assert theirs(sentence)["input_ids"] == ours.encode(sentence).ids
+    assert (theirs.eos_token, theirs.eos_token_id, len(theirs)) == ("<|endoftext|>", 0, ours.get_vocab_size())
+    assert theirs.model_max_length == shape_of(model).max_seq_len
+    # What release 4 of transformers goes by, which is not installed.
+    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["tokenizer_class"] == (
+        "PreTrainedTokenizerFast"
+    )
+
+
 REFUSED = {
-    "grouped heads": (
-        GPT | {"num_kv_heads": 2},
-        (),
-        "model.num_kv_heads=2: GPT2LMHeadModel has a key and value head for each",
-    ),
     "wide heads": (
         GPT | {"head_dim": 16},
         (),
@@ -229,6 +277,44 @@ def test_a_folder_is_read_in_every_cut(model: dict[str, Any], tmp_path: Path) ->
                     assert found is not None
                     assert torch.equal(found, piece[start:stop])
                 assert source.piece("exp_avg", parameter, place, 0, 1) is None
+
+
+THEIRS = {
+    "llama": (
+        LLAMA | {"rope_theta": 5e5, "norm_eps": 1e-6},
+        LlamaConfig(
+            vocab_size=260,
+            hidden_size=32,
+            intermediate_size=88,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=32,
+            rms_norm_eps=1e-6,
+            rope_parameters={"rope_type": "default", "rope_theta": 5e5},
+        ),
+    ),
+    "gpt": (GPT, GPT2Config(vocab_size=260, n_embd=32, n_layer=2, n_head=4, n_positions=32, eos_token_id=0)),
+}
+
+
+@pytest.mark.parametrize("case", THEIRS)
+def test_a_folder_that_transformers_wrote_gives_its_logits(case: str, tmp_path: Path) -> None:
+    model, config = THEIRS[case]
+    theirs = AutoModelForCausalLM.from_config(config).eval()  # type: ignore[no-untyped-call]
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="40KB")
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
+    folder = read_folder(tmp_path / "theirs")
+    assert folder_problems(folder, shape_of(model)) == ([], [])
+    source, decoder = FolderSource(folder, shape_of(model)), decoder_of(shape_of(model))
+    weights = dict(decoder.named_parameters())
+    with torch.no_grad():
+        for parameter in run_parameters(model):
+            whole = source.piece("fp32", parameter, TensorPlace(0, 1), 0, parameter.num_elements)
+            assert whole is not None
+            weights[parameter.name].copy_(whole.view(parameter.shape))
+        difference = (theirs(random_ids()).logits - decoder.logits(random_ids())).abs().max()
+    assert difference < 1e-5
 
 
 def run_parameters(model: dict[str, Any]) -> tuple[Any, ...]:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fork_server import fork_server
-from tests.worker.run_folder import ENGINE
+from tests.fork_server import ENGINE, fork_server
 
 pytestmark = pytest.mark.train
 

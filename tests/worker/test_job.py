@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 from dataclasses import replace
@@ -131,6 +132,16 @@ def test_refused_ranks_leave_nothing_on_their_node(tmp_path: Path) -> None:
         assert "compiled code is kept in " in ranks.log(0)
         assert list(Path(ranks.scratch).iterdir()) == []
     assert "cannot resolve it" in failure_of(run).message
+
+
+def test_a_node_without_the_memory_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    """Of hardware that states no memory: 13 billion parameters would have the kernel end processes of this machine."""
+    wide = GPT | {"hidden_size": 5120, "num_heads": 40, "num_layers": 40, "max_seq_len": 2048}
+    run = make_run(tmp_path, make_config(model=wide, offload=True, activation_checkpointing="full"))
+    with start_ranks(run) as ranks:
+        assert ENVIRONMENT in ranks.wait(), ranks.logs()
+    assert re.match(r"memory.host=\d{3}\.\d\d GiB: .*, short by .* GiB; nearest: ", failure_of(run).message)
+    assert not run.steps.exists()
 
 
 def test_what_is_no_run_folder(tmp_path: Path) -> None:

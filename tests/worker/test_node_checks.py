@@ -1,11 +1,17 @@
-"""Warnings about a node's limits (cases 25, 32)."""
+"""A node's limits (cases 25, 32, 99)."""
 
 from __future__ import annotations
 
 import resource
 from dataclasses import replace
 
-from hpctrain.worker.node_checks import cpu_warnings, memlock_warnings
+import pytest
+
+from hpctrain.plan.run_plan import build_run_plan
+from hpctrain.worker.end_reasons import RankEnvironmentError
+from hpctrain.worker.host_memory import HostMemory
+from hpctrain.worker.node_checks import cpu_warnings, memlock_warnings, memory_warnings
+from tests.worker.run_folder import make_config
 from tests.worker.test_rank_env import SLURM, slurm
 
 
@@ -24,3 +30,26 @@ def test_low_limit_of_locked_memory() -> None:
     (text,) = memlock_warnings(65536, ["parallelism.offload with pin_memory=true", "InfiniBand adapters"], "n1")
     assert "node n1: locked memory is limited to 64 KiB (ulimit -l), less than 1.00 GiB" in text
     assert "pin_memory=true and InfiniBand adapters lock memory" in text
+
+
+def test_memory_that_others_use_is_told_and_memory_that_is_not_there_ends_the_run() -> None:
+    plan = build_run_plan(make_config())
+    needed = plan.memory.host_bytes_per_node
+    assert needed > 2**29
+    assert memory_warnings(plan, HostMemory(2**30, needed + 2**30), "n1") == []
+    (text,) = memory_warnings(plan, HostMemory(1, needed), "n1")
+    assert text.startswith(
+        f"memory.host={needed / 2**30:.2f} GiB: the plan's estimate for the ranks of a node; node n1 has"
+    )
+    assert text.endswith(" free now")
+    rule = r"memory.host=.*; node n1 has 0.25 GiB for this job, short by .*; nearest: .* hardware.host_memory_gib=0.2 has the"
+    with pytest.raises(RankEnvironmentError, match=rule):
+        memory_warnings(plan, HostMemory(0, 2**28), "n1")
+
+
+def test_a_plan_that_was_forced_is_warned_of_its_memory() -> None:
+    config = make_config()
+    plan = build_run_plan(replace(config, hardware=replace(config.hardware, host_memory_gib=0.25)))
+    assert [problem.key for problem in plan.problems] == ["memory.host"]
+    (text,) = memory_warnings(plan, HostMemory(0, 2**28), "n1")
+    assert "for this job, short by" in text

@@ -60,15 +60,6 @@ def test_first_host_by_the_parser(text: str, monkeypatch: pytest.MonkeyPatch, tm
     assert first_host(text) == VALID[text][0]
 
 
-@pytest.mark.slurm
-@pytest.mark.parametrize("text", VALID)
-def test_first_host_by_scontrol(text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    conf = tmp_path / "slurm.conf"
-    conf.write_text("ClusterName=x\nSlurmctldHost=localhost\n")
-    monkeypatch.setenv("SLURM_CONF", str(conf))
-    assert first_host(text) == VALID[text][0]
-
-
 @pytest.mark.parametrize(
     ("script", "expected"),
     [("echo told-by-scontrol", "told-by-scontrol"), ("exit 1", "n1"), ("true", "n1")],

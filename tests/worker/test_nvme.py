@@ -80,6 +80,7 @@ def looking(engine, *arguments, **named):
 training.train = looking
 run(sys.argv[1])
 """
+IN_PYTHON = "from tests.async_io_files import install; install()\n"
 FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "all": (ALL_ON_NVME, {}),
     "optimizer, one after another, accumulation": (
@@ -105,6 +106,25 @@ def test_losses_are_those_of_plain_pytorch_and_nothing_is_left(form: str, tmp_pa
     assert need is not None
     (line,) = [line for line in log.splitlines() if line.startswith("ON NVME")]
     assert int(line.split()[2]) == need.bytes_per_rank > 0
+    assert list(folder.iterdir()) == []
+
+
+def test_without_its_library_files_move_as_with_it(tmp_path: Path) -> None:
+    """What is ours of states on NVMe, in every test run: the others wait for three minutes of compiling, see conftest."""
+    training = {"num_steps": 6, "checkpoint_interval": 3, "checkpoint_at_end": True}
+    folder = tmp_path / "nvme"
+    config = config_of(folder, training, **ALL_ON_NVME)
+    run = make_run(tmp_path, config)
+    log = run_to_its_end(run, command=IN_PYTHON + FILES_AT_THE_END)
+    assert_like_the_reference(step_records(run), config)
+    need = build_run_plan(config).nvme
+    assert need is not None
+    assert f"ON NVME {need.bytes_per_rank}" in log.splitlines()
+    newest = complete_checkpoints(run)[-1]
+    assert any(file.name.startswith("swapped") for file in newest.record.files)
+    shutil.rmtree(newest.folder)
+    run_to_its_end(run, attempt=2, command=IN_PYTHON + RANK_COMMAND)
+    assert steps_of(run, 2) == steps_of(run, 1)[3:]
     assert list(folder.iterdir()) == []
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from hpctrain.analysis.figures.rehearsal_plot import OWNER_COLOURS, byte_unit
 from hpctrain.analysis.figures.style import BLACK, LEGEND_LINE_IN, STYLE, VERMILLION, WIDTH_IN, is_far_above, set_title
 from hpctrain.analysis.name_lists import short_name
-from hpctrain.plan.memory.terms import Amounts, MemoryPhase, added, total
+from hpctrain.plan.memory.terms import OUTSIDE_OF_TORCH, Amounts, MemoryPhase, added, total
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.rehearse.compare import OWNER_OF_TERM
 from hpctrain.rehearse.result import OWNERS, Owner
@@ -24,6 +24,7 @@ MAX_POINTS = 24
 """Points of one figure; more are not legible on a page."""
 _HATCHES = ("", "////", "....", "xxxx", "----", "++++")
 """Terms of one owner share its colour, and have one of these each."""
+_NVME_TERMS = ("optimizer states on NVMe", "parameters on NVMe")
 _OUTSIDE_COLOUR = "#DDDDDD"
 _LEGEND_COLUMNS = 4
 _VISIBLE = 0.002
@@ -123,8 +124,8 @@ def _amounts(plan: RunPlan, tier: str) -> Amounts:
             return {}
         ranks = need.ranks_per_node
         states, parameters = need.state_bytes + need.gradient_bytes, need.parameter_bytes
-        parts = {"optimizer states on NVMe": states, "parameters on NVMe": parameters}
-        return {name: ranks * num_bytes for name, num_bytes in parts.items() if num_bytes}
+        parts = zip(_NVME_TERMS, (states, parameters), strict=True)
+        return {name: ranks * num_bytes for name, num_bytes in parts if num_bytes}
     ranks = plan.memory.ranks_per_node if tier == "host" else 1
     return added(*({term.name: ranks * term.num_bytes} for term in plan.memory.terms if term.tier == tier))
 
@@ -160,19 +161,25 @@ def _owner(term: str) -> Owner | None:
     return OWNER_OF_TERM.get(term) or next((owner for owner in OWNERS if owner == word), None)
 
 
-def _looks(bars: Sequence[_Bar]) -> dict[str, tuple[str, str]]:
-    """Colour and hatch of each term, owner by owner, the terms of an owner from the largest on."""
-    largest: Amounts = {}
-    for bar in bars:
-        for term, num_bytes in bar.amounts.items():
-            largest[term] = max(num_bytes, largest.get(term, 0))
-    order = sorted(largest, key=lambda term: -largest[term])
+def term_looks() -> dict[str, tuple[str, str]]:
+    """Colour and hatch of every term that there is: the same in each picture, whatever else is drawn there."""
+    rehearsed = [owner.replace("_", " ") for owner in OWNERS]
+    terms = dict.fromkeys([*OWNER_OF_TERM, *_NVME_TERMS, *rehearsed, *OUTSIDE_OF_TORCH])
     looks = dict[str, tuple[str, str]]()
     for owner in (*OWNERS, None):
         colour = _OUTSIDE_COLOUR if owner is None else OWNER_COLOURS[owner]
-        terms = [term for term in order if _owner(term) == owner]
-        looks |= {term: (colour, _HATCHES[number % len(_HATCHES)]) for number, term in enumerate(terms)}
+        own = [term for term in terms if _owner(term) == owner]
+        looks |= {term: (colour, hatch) for term, hatch in zip(own, _HATCHES[: len(own)], strict=True)}
     return looks
+
+
+_LOOKS = term_looks()
+
+
+def _looks(bars: Sequence[_Bar]) -> dict[str, tuple[str, str]]:
+    """Those of the terms that are drawn, owner by owner, which is the order of a bar."""
+    drawn = {term for bar in bars for term in bar.amounts}
+    return {term: _LOOKS[term] for term in sorted(drawn, key=list(_LOOKS).index)}
 
 
 def _draw(axis: Axes, panel: _Panel, looks: dict[str, tuple[str, str]], *, across: bool) -> None:

@@ -125,6 +125,11 @@ class StatusBoard:
         for root in current:
             self._rows.pop(root, None)
             row = self._row(self._glances[root], now_s)
+            attempts = self._glances[root].attempts
+            if row.is_over and (not attempts or attempts[-1].state == "running"):
+                # Its end marker may have been written between the look at its files and Slurm's answer.
+                self._glances[root] = read_glance(RunPaths(root), self._glances[root])
+                row = self._row(self._glances[root], now_s)
             if row.is_over and row.state != "UNKNOWN":
                 self._rows[root] = (_submission_mark(root), row)
             else:

@@ -82,6 +82,19 @@ def find_values(subject: Config, open_keys: Sequence[str]) -> Found:
     return Found({key: value_at(best.config, key) for key in open_keys}, (note,), choice)
 
 
+def any_form_fits(config: Config, open_keys: Sequence[str], has_headroom: bool) -> bool:
+    """Whether the values that would be found fit, for a part of what it takes to find them.
+
+    Args:
+        config: as of ``find_values``, or the whole one.
+        open_keys: the same.
+        has_headroom: a tenth of each tier must stay free.
+    """
+    from hpctrain.plan.search.ranking import OpenKeys, any_fits
+
+    return any_fits(config, OpenKeys(frozenset(open_keys)), has_headroom)
+
+
 def closed_config(config: Config, found: Found) -> Config:
     """The configuration with the values that were found, named after its form, and the keys in ``run.chosen``.
 

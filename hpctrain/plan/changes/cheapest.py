@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hpctrain.config.schema import Config
-from hpctrain.plan.auto.form_name import form_words
+from hpctrain.plan.changes.change import Change, Changes, change_of, overrides
 from hpctrain.plan.changes.levers import (
     ACCUMULATION,
     CHECKPOINTING,
@@ -25,66 +26,20 @@ from hpctrain.plan.changes.levers import (
     levers,
     with_values,
 )
-from hpctrain.plan.changes.trials import HEADROOM, Trials
+from hpctrain.plan.changes.more_nodes import fewest_nodes, some_counts
+from hpctrain.plan.changes.trials import BARELY, HEADROOM, Trials
 from hpctrain.plan.run_plan import RunPlan
+from hpctrain.plan.search.plainness import NOISE
 from hpctrain.plan.site.limits import Site
 
 NUM_CHANGES = 3
-_MOST_DOUBLINGS = 6
-"""Of the number of nodes: 64 times as many."""
-_NEAR = 64
-"""The number of nodes is found to one part in so many."""
-_MORE_PAIRS = 2
-"""Pairs beyond those that are wanted: some of them are cheaper."""
-_PAIRS_IN_VAIN = 10
-"""So many pairs that do not fit, one after the other, are the last: the strongest come first."""
-_DEAR = 2.0
-"""Times the GPU-hours of the refused plan."""
 NODES = "more nodes"
-_BESIDE_THE_FORM = ("parallelism.pin_memory", "parallelism.sub_group_size")
-"""Keys of ``parallelism`` that no shipped form states."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """Values with which the plan has no problem any more."""
-
-    overrides: tuple[str, ...]
-    """As they are typed."""
-    kinds: tuple[str, ...]
-    """What is changed, in words."""
-    gpu_free_bytes: int | None
-    """Of a GPU; None: not stated by the hardware, or there is none."""
-    host_free_bytes_per_node: int | None
-    host_bytes_per_node: int
-    """What the run takes of it."""
-    has_headroom: bool
-    """A tenth of each tier stays free."""
-    step_time_s: float | None
-    tokens_per_s: float | None
-    gpu_hours_factor: float | None
-    """GPU-hours for the same tokens over those of the refused plan, both predicted; None: one of them is not, see ``gap``."""
-    speed_factor: float | None
-    """Tokens/s over those of the refused plan."""
-    gap: str
-    """Why there is no price."""
-    micro_batch_size: int
-    global_batch_size: int
-    holds_global_batch: bool
-
-
-@dataclass(frozen=True)
-class Changes:
-    """The answer to a refusal."""
-
-    changes: tuple[Change, ...]
-    """The cheapest first; empty: none of those that were looked at makes it fit."""
-    num_looks: int
-    """Estimates and plans that were made."""
-    after_rehearsal: bool = False
-    """The refusal is a rehearsal's, the changes are the rules', with what the rehearsal found beyond them added."""
-    is_form_open: bool = False
-    """``parallelism=auto`` chose the form for this plan; what is told of a change is of the form that it chooses with it."""
+_MORE_NODES = Lever(NODES, ())
+"""Its settings are found one by one."""
+_ALIKE = 0.1
+"""Prices as near as this are equal: predicted steps err by some 8 % in the median."""
+_DEAR = 5.0
+"""Times the price of the cheapest; what costs more is told only where nothing else keeps the number of nodes."""
 
 
 def is_short_of_memory(plan: RunPlan) -> bool:
@@ -95,7 +50,7 @@ def is_short_of_memory(plan: RunPlan) -> bool:
 
 
 def cheapest_changes(config: Config, plan: RunPlan, site: Site | None = None, limit: int = NUM_CHANGES) -> Changes:
-    """The cheapest changes, each of another kind.
+    """The cheapest changes, each of another kind, one of them on as many nodes as there are where there is such a one.
 
     Args:
         config: what the plan was built from.
@@ -112,14 +67,25 @@ def cheapest_changes(config: Config, plan: RunPlan, site: Site | None = None, li
     if is_open:
         found = search.chosen_anew(found)
     is_rehearsed = plan.memory.found_by == "rehearsal"
-    return Changes(tuple(found[:limit]), search.trials.num_looks, is_rehearsed, is_form_open=is_open)
+    return Changes(_offered(found, limit), search.trials.num_looks, is_rehearsed, is_form_open=is_open)
+
+
+def _offered(found: Sequence[Change], limit: int) -> tuple[Change, ...]:
+    """The first, but of those on as many nodes as there are at least one, since not everybody gets more; by price."""
+    worth = [change for change in found if not _is_priced(change) or _price(change) <= _DEAR * _price(found[0])]
+    offered = list(worth[:limit])
+    if offered and all(NODES in change.kinds for change in offered):
+        on_as_many = [change for change in found if NODES not in change.kinds]
+        offered = [*offered[: limit - 1], *on_as_many[:1]] if on_as_many else offered
+    return tuple(sorted(offered, key=lambda change: (change.gpu_hours_factor is None, _price(change))))
 
 
 class _Search:
     """One refused plan."""
 
     def __init__(self, config: Config, plan: RunPlan, site: Site | None) -> None:
-        chosen = {key: None for key in config.run.chosen if key in (MICRO, ACCUMULATION, CHECKPOINTING)}
+        batch = (MICRO, ACCUMULATION) if MICRO in config.run.chosen else ()
+        chosen = {key: None for key in config.run.chosen if key in (*batch, CHECKPOINTING)}
         self._config = with_values(config, chosen)  # the plan may choose them anew
         self.trials = Trials(self._config, plan, site)
         self._refused = self.trials.refused
@@ -129,71 +95,84 @@ class _Search:
         self._values: dict[tuple[str, ...], Values] = {}
 
     def all_changes(self, limit: int) -> list[Change]:
-        """Single ones; only where there are fewer than wanted, two at once, then as many as it takes."""
-        base = self.trials.short_bytes({})
-        failing, of_higher_stage = self._singles()
-        helping = self._helping(failing)
-        fewest = self._nodes({}, (), base)
-        for lever in of_higher_stage:
-            if len(self._found) < limit:
-                self._single(lever)
-        if len(self._found) < limit:
-            self._pairs(helping, limit)
+        """Single ones, each with more nodes, two at once; only where there are fewer than wanted, as many as it takes."""
+        weak = [self._not_enough(lever) for lever in self._levers]
+        helping = self._helping([lever for lever in weak if lever.settings])
+        fewest = fewest_nodes(self._config, self.trials, {})
+        if fewest is not None:
+            self._add((_MORE_NODES,), {"nodes": fewest})
         for lever in helping:
-            if self._num_not_dear() < limit:
-                strongest = lever.settings[-1]
-                self._nodes(strongest, (lever,), self.trials.short_bytes(strongest), fewest)
+            self._with_nodes(lever, fewest)
+        for lever, rest in zip(self._levers, weak, strict=True):
+            if len(rest.settings) < len(lever.settings):
+                self._on_some_more(lever, lever.settings[len(rest.settings)], fewest)
+        for first, second in itertools.combinations(helping, 2):
+            if not self.trials.is_spent:
+                self._pair(first, second)
         if len(self._found) < limit:
-            self._stack(base, failing)
-        return [change for change in sorted(self._found, key=self._rank) if not self._is_needless(change)]
-
-    def _num_not_dear(self) -> int:
-        """Those that are worth their price, as far as it is known; where there are few, more nodes may be."""
-        return sum((change.gpu_hours_factor or 0.0) <= _DEAR for change in self._found)
+            self._stack(
+                [lever for lever, rest in zip(self._levers, weak, strict=True) if rest.settings == lever.settings]
+            )
+        return self._ranked(self._needed())
 
     def chosen_anew(self, found: Sequence[Change]) -> list[Change]:
         """The same questions with the form left open, the cheapest first."""
         from hpctrain.plan.changes.chosen_anew import changes_chosen_anew  # takes numpy
 
         with_values_of = [(change, self._values[change.overrides]) for change in found]
-        return sorted(changes_chosen_anew(self._config, self._refused, self.trials, with_values_of), key=self._rank)
+        return self._ranked(changes_chosen_anew(self._config, self._refused, self.trials, with_values_of))
 
-    def _is_needless(self, change: Change) -> bool:
-        """Whether a part of it is a change too, and costs no more."""
-        overrides, price = set(change.overrides), change.gpu_hours_factor
-        return any(
-            set(other.overrides) < overrides
-            and (price is None or round(other.gpu_hours_factor or 0, 2) <= round(price, 2))
-            for other in self._found
-        )
+    def _needed(self) -> list[Change]:
+        """One of each kind, without those of which a part is enough and costs no more, as far as predictions tell."""
+        needed, of_kinds = list[Change](), dict[tuple[str, ...], list[Change]]()
+        for change in self._found:
+            of_kinds.setdefault(change.kinds, []).append(change)
+        found = map(_mildest_of_the_cheapest, of_kinds.values())
+        for change in sorted(found, key=lambda each: (len(each.kinds), len(self._values[each.overrides]))):
+            if not any(self._is_part(other, change) and _costs_no_more(other, change) for other in needed):
+                needed.append(change)
+        return needed
 
-    def _rank(self, change: Change) -> tuple[bool, float, int]:
-        """By price in whole per cent, a tenth dearer where less than a tenth stays free; then what touches least."""
-        price = change.gpu_hours_factor
-        places = sum(self._order[kind] for kind in change.kinds)
-        return price is None, round((price or 1.0) * (1.0 if change.has_headroom else 1.0 + HEADROOM), 2), places
+    def _is_part(self, change: Change, of: Change) -> bool:
+        """Without prices only of the same values, since of another number nobody knows which is the better."""
+        values, all_values = self._values[change.overrides], self._values[of.overrides]
+        if NODES in change.kinds and NODES in of.kinds and change.num_nodes <= (1 + _ALIKE) * of.num_nodes:
+            values = values | {"nodes": of.num_nodes}  # as many, as far as that matters
+        is_within = values.items() < all_values.items()
+        return is_within or (_is_priced(of) and set(change.kinds) < set(of.kinds))
+
+    def _ranked(self, found: Sequence[Change]) -> list[Change]:
+        """The cheapest first; of those that cost the same what takes fewest nodes, then fewest changes, and touches least.
+
+        Last what takes twice the nodes of another and costs no less. Without a price nodes are no matter.
+        """
+        cheapest = min((_price(change) for change in found if _is_priced(change)), default=1.0)
+
+        def key(change: Change) -> tuple[bool, bool, int, int, int, int]:
+            step = int(math.log(_price(change) / cheapest) / math.log1p(_ALIKE))
+            places = sum(self._order[kind] for kind in change.kinds)
+            takes_twice = any(_takes_half(other, change) for other in found)
+            nodes = change.num_nodes if _is_priced(change) else 0
+            return not _is_priced(change), takes_twice, step, nodes, len(change.kinds), places
+
+        return sorted(found, key=key)
 
     def _legal(self, lever: Lever) -> Lever:
         """The same with the settings that break no rule."""
         return replace(lever, settings=tuple(filter(self.trials.keeps_rules, lever.settings)))
 
-    def _singles(self) -> tuple[list[Lever], list[Lever]]:
-        """Adds those that fit; the levers that are not enough, and those of a higher stage where that alone is enough."""
-        failing, of_higher_stage = list[Lever](), list[Lever]()
-        stage_fits = False
-        for lever in self._levers:
-            settings = tuple(values for values in lever.settings if not (stage_fits and STAGE in values))
-            if not settings:
-                of_higher_stage.append(lever)
-            elif not self._single(replace(lever, settings=settings)):
-                failing.append(lever)
-            elif lever.kind == STAGE_KIND:
-                stage_fits = True
-        return failing, of_higher_stage
+    def _not_enough(self, lever: Lever) -> Lever:
+        """Adds the mildest setting that fits; the lever with those that do not.
 
-    def _single(self, lever: Lever) -> bool:
-        place = None if self.trials.is_spent else self._mildest(lever.settings)
-        return place is not None and self._add((lever,), lever.settings[place])
+        A stronger one may be the faster: a higher stage, or one that lets the plan choose a larger micro batch or recompute less.
+        """
+        place = self._mildest(lever.settings)
+        if place is None or not self._add((lever,), lever.settings[place]):
+            return lever
+        is_open = None in (self._config.training.micro_batch_size, self._config.training.activation_checkpointing)
+        for values in lever.settings[place + 1 :] if is_open or lever.kind == STAGE_KIND else ():
+            self._add((lever,), values)
+        return replace(lever, settings=lever.settings[:place])
 
     def _helping(self, failing: Sequence[Lever]) -> list[Lever]:
         """Those after which less lacks where it lacks, the strongest first; that they may need another tier shows later."""
@@ -209,9 +188,9 @@ class _Search:
 
     def _mildest(self, settings: Sequence[Values]) -> int | None:
         """Place of the first that fits, with a tenth free where the strongest has that; later ones need less. None: none fits."""
-        if not settings or self.trials.short_bytes(settings[-1]):
+        if not settings or self.trials.is_spent or self.trials.short_bytes(settings[-1]):
             return None
-        headroom = 0.0 if self.trials.short_bytes(settings[-1], HEADROOM) else HEADROOM
+        headroom = BARELY if self.trials.short_bytes(settings[-1], HEADROOM) else HEADROOM
 
         def fits(place: int) -> bool:
             return not self.trials.short_bytes(settings[place], headroom)
@@ -220,93 +199,90 @@ class _Search:
 
     def _add(self, of: Sequence[Lever], values: Values) -> bool:
         """Whether the whole plan has no problem with them; then they are a change."""
+        words = overrides(self._config, values)
+        if words in self._values:
+            return True
         plan = self.trials.plan(values)
         if plan is None:
             return False
         unpriced = "; ".join(lever.unpriced for lever in of if lever.unpriced)
         kinds = tuple(lever.kind for lever in of)
-        words = overrides(self._config, values)
         self._values[words] = values
         self._found.append(change_of(words, kinds, self._refused, plan, unpriced))
         return True
 
-    def _nodes(self, others: Values, of: Sequence[Lever], short: int, below: int | None = None) -> int | None:
-        """Adds the fewest nodes that are enough, beside other values, and returns their number.
-
-        Twice as many till it fits with a tenth free, then the fewest between. None: so many are not found, or they would not
-        be fewer than ``below``. Only counts over which ranks and batch can be spread.
-        """
-        if self._config.cluster.kind == "local":
-            return None
-        fitting, low = list[Values](), self._config.nodes
-        for _ in range(_MOST_DOUBLINGS):
-            most = 2 * low if below is None else min(2 * low, below - 1)
-            step = max(1, low // _NEAR)
-            counts = [others | {"nodes": count} for count in range(low + step, most + 1, step)]
-            counts = [values for values in counts if self.trials.keeps_rules(values)]
-            if not counts or self.trials.is_spent:
+    def _with_nodes(self, lever: Lever, below: int | None) -> None:
+        """Adds the cheapest setting that needs fewer nodes than there are without it; a milder one needs more than a stronger."""
+        found = list[Values]()
+        for values in reversed(lever.settings):
+            nodes = fewest_nodes(self._config, self.trials, values, below)
+            if nodes is None:
                 break
-            before, short = short, self.trials.short_bytes(counts[-1])
-            fitting += [] if short and not fitting else counts
-            if not self.trials.short_bytes(counts[-1], HEADROOM):
-                break
-            if 2 * short > before:
-                break  # what ranks share is halved each time: even without it something lacks
-            low = most
-        place = self._mildest(fitting)
-        if place is None or not self._add((*of, Lever(NODES, (fitting[place],))), fitting[place]):
-            return None
-        return int(fitting[place]["nodes"])
+            found.append(values | {"nodes": nodes})
+        self._add_cheapest((lever, _MORE_NODES), found)
 
-    def _pairs(self, helping: Sequence[Lever], limit: int) -> None:
-        """Levers that help and are not enough, the strongest first, while some pair fits now and then."""
-        in_vain = 0
-        for first, second in itertools.combinations(helping, 2):
-            if len(self._found) >= limit + _MORE_PAIRS or self.trials.is_spent or in_vain == _PAIRS_IN_VAIN:
-                return
-            in_vain = 0 if self._pair(first, second) else in_vain + 1
+    def _on_some_more(self, lever: Lever, values: Values, below: int | None) -> None:
+        """Adds what is enough alone, and dear, on a few larger numbers of nodes, where it may be cheaper."""
+        alone = [_price(change) for change in self._found if change.kinds == (lever.kind,)]
+        if max(alone, default=0.0) <= 1 + _ALIKE:
+            return
+        for nodes in some_counts(self._config, below):
+            both = values | {"nodes": nodes}
+            if self.trials.keeps_rules(both):
+                self._add((lever, _MORE_NODES), both)
 
-    def _pair(self, first: Lever, second: Lever) -> bool:
-        """Both at their strongest, then each as mild as the other allows; whether that is a change."""
-        of_first = self._merged_settings(first.settings, second.settings[-1])
-        place = self._mildest([merged for _, merged in of_first])
-        if place is None:
-            return False
-        of_second = self._merged_settings(second.settings, of_first[place][0])
-        other = self._mildest([merged for _, merged in of_second])
-        return self._add((first, second), of_first[place][1] if other is None else of_second[other][1])
+    def _pair(self, first: Lever, second: Lever) -> None:
+        """Adds the cheapest of all that are as mild as can be: with each setting of one the mildest of the other."""
+        strongest = self._merged_settings(first.settings[-1:], second.settings[-1])
+        if not strongest or self.trials.short_bytes(strongest[0]):
+            return
+        found = list[Values]()
+        for values in first.settings:
+            both = self._merged_settings(second.settings, values)
+            place = self._mildest(both)
+            if place is not None:
+                found.append(both[place])
+        self._add_cheapest((first, second), found)
 
-    def _merged_settings(self, settings: Sequence[Values], other: Values) -> list[tuple[Values, Values]]:
-        """Each setting that goes with the other values, and both together."""
-        pairs = [(values, self._merged(values, other)) for values in settings]
-        return [(values, both) for values, both in pairs if both is not None and self.trials.keeps_rules(both)]
+    def _add_cheapest(self, of: Sequence[Lever], found: Sequence[Values]) -> None:
+        """Adds the first that is a change, by the price of what the look saw."""
+        any(self._add(of, values) for values in sorted(found, key=self.trials.token_gpu_s))
 
-    def _stack(self, base: int, failing: Sequence[Lever]) -> None:
+    def _merged_settings(self, settings: Sequence[Values], other: Values) -> list[Values]:
+        """Each setting together with the other values, where they go together."""
+        merged = (self._merged(other, values) for values in settings)
+        return [both for both in merged if both is not None and self.trials.keeps_rules(both)]
+
+    def _stack(self, failing: Sequence[Lever]) -> None:
         """As many levers as it takes, those too that help only after others; where all are not enough, on more nodes.
 
         A pipeline goes with stage 1 alone, and so stands in the way of other levers: first without it.
         """
         alone = [lever for lever in failing if lever.kind != PIPELINE_KIND]
         for pool in (alone, failing) if len(alone) < len(failing) else (alone,):
-            stacked, values, short = self._grown(base, pool)
-            if stacked and short and self._nodes(values, stacked, short) is not None:
-                return
-            if stacked and not short and self._add(*self._pruned(stacked, values)):
+            stacked, values = self._grown(pool)
+            if not stacked:
+                continue
+            if self.trials.short_bytes(values):
+                nodes = fewest_nodes(self._config, self.trials, values)
+                if nodes is not None and self._add((*stacked, _MORE_NODES), values | {"nodes": nodes}):
+                    return
+            elif self._add(*self._pruned(stacked, values)):
                 return
 
-    def _grown(self, base: int, pool: Sequence[Lever]) -> tuple[list[Lever], Values, int]:
-        """The lever after which least lacks, and again upon it; which ones, their values, and what still lacks."""
-        stacked, values, short = list[Lever](), Values(), base
+    def _grown(self, pool: Sequence[Lever]) -> tuple[list[Lever], Values]:
+        """The lever after which least lacks, and again upon it; which ones, and their values."""
+        stacked, values, short = list[Lever](), Values(), self.trials.short_bytes({})
         while short and not self.trials.is_spent:
             rest = [lever for lever in pool if lever not in stacked]
             merged = {lever.kind: self._merged_settings(lever.settings[-1:], values) for lever in rest}
-            left = {kind: self.trials.short_bytes(pairs[0][1]) for kind, pairs in merged.items() if pairs}
+            left = {kind: self.trials.short_bytes(both[0]) for kind, both in merged.items() if both}
             best = min(left, key=lambda kind: left[kind], default=None)
             if best is None or left[best] >= short:
                 break
             stacked += [lever for lever in rest if lever.kind == best]
-            values, short = merged[best][0][1], left[best]
-        return stacked, values, short
+            values, short = merged[best][0], left[best]
+        return stacked, values
 
     def _pruned(self, stacked: list[Lever], values: Values) -> tuple[list[Lever], Values]:
         """Without the levers that turned out needless."""
@@ -324,7 +300,7 @@ class _Search:
             merged = self._merged_settings(lever.settings[-1:], values)
             if not merged:
                 return None
-            values = merged[0][1]
+            values = merged[0]
         return values
 
     def _merged(self, first: Values, second: Values) -> Values | None:
@@ -340,53 +316,29 @@ class _Search:
         return merged
 
 
-def overrides(config: Config, values: Values) -> tuple[str, ...]:
-    """The values as they are typed behind what states the configuration; a shipped form of parallelism by its name."""
-    words = tuple(f"{key}={_text(value)}" for key, value in values.items())
-    per_node, before = config.hardware.gpus_per_node, config.parallelism
-    after = form_words(with_values(config, values).parallelism, per_node)
-    if (len(after) > 1 and STAGE not in values) or form_words(before, per_node) != (f"parallelism={before.name}",):
-        return words
-    of_form = [word for word in words if word.startswith("parallelism.") and not word.startswith(_BESIDE_THE_FORM)]
-    if not of_form:
-        return words
-    return (*after, *(word for word in words if word not in of_form))
+def _is_priced(change: Change) -> bool:
+    return change.gpu_hours_factor is not None
 
 
-def change_of(words: tuple[str, ...], kinds: tuple[str, ...], refused: RunPlan, plan: RunPlan, unpriced: str) -> Change:
-    before, after = refused.prediction, plan.prediction
-    hours = speed = None
-    gap = unpriced
-    if before is None or after is None:
-        why = (plan if after is None else refused).prediction_gap
-        gap = "; ".join(filter(None, (gap, f"no predicted speed, {why}")))
-    elif not unpriced:
-        speed = after.tokens_per_s / before.tokens_per_s
-        hours = plan.layout.world_size / refused.layout.world_size / speed
-    memory = plan.memory
-    gpu, host = memory.gpu_capacity_bytes, memory.host_capacity_bytes
-    return Change(
-        overrides=words,
-        kinds=kinds,
-        gpu_free_bytes=None if gpu is None else gpu - memory.gpu_bytes,
-        host_free_bytes_per_node=None if host is None else host - memory.host_bytes_per_node,
-        host_bytes_per_node=memory.host_bytes_per_node,
-        has_headroom=memory.fits_with_headroom,
-        step_time_s=None if after is None else after.step_time_s,
-        tokens_per_s=None if after is None else after.tokens_per_s,
-        gpu_hours_factor=hours,
-        speed_factor=speed,
-        gap=gap,
-        micro_batch_size=plan.batch.micro_batch_size,
-        global_batch_size=plan.batch.global_batch_size,
-        holds_global_batch=plan.batch.global_batch_size == refused.batch.global_batch_size,
-    )
+def _price(change: Change) -> float:
+    """GPU-hours against those of the refused plan, a tenth dearer where less than a tenth stays free; 1: not known."""
+    return (change.gpu_hours_factor or 1.0) * (1.0 if change.has_headroom else 1.0 + HEADROOM)
 
 
-def _text(value: object) -> str:
-    """As Hydra reads it.
+def _mildest_of_the_cheapest(changes: Sequence[Change]) -> Change:
+    """The first of a kind with that speed, or nearly so."""
+    cheapest = min(map(_price, changes))
+    return next(change for change in changes if _price(change) <= (1 + NOISE) * cheapest)
 
-    >>> _text(True), _text(None), _text(1.0), _text("cpu")
-    ('true', 'null', '1.0', 'cpu')
-    """
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else "null" if value is None else str(value)
+
+def _takes_half(change: Change, other: Change) -> bool:
+    """Whether it costs no more on half of the nodes or less, and changes no more beside them."""
+    is_smaller = 2 * change.num_nodes <= other.num_nodes and len(change.kinds) <= len(other.kinds)
+    return is_smaller and _is_priced(change) and _costs_no_more(change, other)
+
+
+def _costs_no_more(change: Change, other: Change) -> bool:
+    """As far as predictions tell; what has no price costs as much as what has none."""
+    if not _is_priced(change) or not _is_priced(other):
+        return _is_priced(change) or not _is_priced(other)
+    return _price(change) <= (1 + _ALIKE) * _price(other)

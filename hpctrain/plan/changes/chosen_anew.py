@@ -9,15 +9,18 @@ import bisect
 from collections.abc import Sequence
 
 from hpctrain.config.schema import Config
-from hpctrain.plan.changes.cheapest import NODES, Change, change_of
-from hpctrain.plan.changes.levers import Values, with_values
-from hpctrain.plan.changes.trials import Trials
+from hpctrain.plan.changes.change import Change, change_of, overrides
+from hpctrain.plan.changes.cheapest import NODES
+from hpctrain.plan.changes.levers import ACCUMULATION, GLOBAL_BATCH, Values, with_values
+from hpctrain.plan.changes.trials import Trials, has_room
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.plan.search.candidate import OpenKeys
 from hpctrain.plan.search.ranking import rank_choices
 
 _MOST_DOUBLINGS = 6
 """Of the number of nodes: 64 times as many."""
+_MOST_SEARCHES = 4
+"""For changes of what is stated: each takes a tenth of a second."""
 
 
 def changes_chosen_anew(
@@ -36,14 +39,26 @@ def changes_chosen_anew(
     if config.cluster.kind != "local":
         known = [values["nodes"] for _, values in found if set(values) == {"nodes"}]
         changes += _more_nodes(config, refused, anew, min(known, default=None))
-    for change, values in found:
-        if "nodes" in values or any(key in config.run.chosen and key.startswith("parallelism.") for key in values):
-            continue
+    of_what_is_stated = [
+        (change, _with_the_same_batch(config, refused, values))
+        for change, values in found
+        if "nodes" not in values
+        and not any(key in config.run.chosen and key.startswith("parallelism.") for key in values)
+    ]
+    for change, values in of_what_is_stated[:_MOST_SEARCHES]:
         plan = anew.plan(values)
-        if plan is not None:
+        if plan is not None and has_room(plan.memory):
             unpriced = "" if change.gpu_hours_factor is not None else change.gap
-            changes.append(change_of(change.overrides, change.kinds, refused, plan, unpriced))
+            changes.append(change_of(overrides(config, values), change.kinds, refused, plan, unpriced))
     return changes
+
+
+def _with_the_same_batch(config: Config, refused: RunPlan, values: Values) -> Values:
+    """Held by the accumulation of the kept form; with another form it takes the global batch itself."""
+    if ACCUMULATION not in values or ACCUMULATION not in config.run.chosen:
+        return values
+    others = {key: value for key, value in values.items() if key != ACCUMULATION}
+    return others | {GLOBAL_BATCH: refused.batch.global_batch_size}
 
 
 class _Anew:
@@ -106,7 +121,7 @@ def _more_nodes(config: Config, refused: RunPlan, anew: _Anew, known: int | None
     changes = []
     for nodes in (fewest, 2 * fewest):
         plan = anew.plan({"nodes": nodes})
-        if plan is not None:
+        if plan is not None and has_room(plan.memory):
             changes.append(change_of((f"nodes={nodes}",), (NODES,), refused, plan, ""))
     first, *others = changes
     is_cheaper = [each for each in others if (each.gpu_hours_factor or 1.0) < (first.gpu_hours_factor or 0.0)]

@@ -22,6 +22,7 @@ Values = dict[str, Any]
 """Dotted key to what it is set to."""
 
 MICRO, ACCUMULATION = "training.micro_batch_size", "training.gradient_accumulation_steps"
+GLOBAL_BATCH = "training.global_batch_size"
 CHECKPOINTING = "training.activation_checkpointing"
 STAGE, OPTIMIZER, PARAMETERS = (f"parallelism.{name}" for name in ("zero_stage", "offload_optimizer", "offload_param"))
 STAGE_KIND, PIPELINE_KIND = "ZeRO stage", "pipeline parallel"
@@ -133,16 +134,18 @@ def _host_activations(config: Config) -> Iterator[Lever]:
 
 
 def _host_optimizer(config: Config) -> Iterator[Lever]:
-    """Moved to the host, or more of it."""
+    """Moved to the host, in stage 3 as much as it takes; or more of it."""
     parallelism = config.parallelism
     if config.hardware.device == "cpu":
         return
     if parallelism.offload_optimizer == "none":
+        fitted: Values = {OPTIMIZER: "cpu", "parallelism.fit_offload_ratio": True}
+        if parallelism.zero_stage == 3:
+            yield Lever("optimizer on the host", (fitted,))
+            return
         lowest: Values = {STAGE: 1} if parallelism.zero_stage == 0 else {}
-        settings: list[Values] = [lowest | {OPTIMIZER: "cpu"}]
-        if parallelism.zero_stage < 3 and parallelism.pipeline_parallel_size == 1:
-            settings.append({STAGE: 3, OPTIMIZER: "cpu"})
-        yield Lever("optimizer on the host", tuple(settings))
+        higher = [{STAGE: 3} | fitted] if parallelism.pipeline_parallel_size == 1 else []
+        yield Lever("optimizer on the host", (lowest | {OPTIMIZER: "cpu"}, *higher))
     elif parallelism.offload_ratio < 1:
         first = math.floor(parallelism.offload_ratio * _RATIO_STEPS) + 1
         ratios = [step / _RATIO_STEPS for step in range(first, _RATIO_STEPS + 1)]

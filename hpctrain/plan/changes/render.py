@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.plan.changes.cheapest import Change, Changes, cheapest_changes, is_short_of_memory
+from hpctrain.plan.changes.change import Change, Changes
+from hpctrain.plan.changes.cheapest import cheapest_changes, is_short_of_memory
 from hpctrain.plan.memory.estimate import ASK_THE_PLAN
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.plan.site.limits import Site
@@ -73,8 +74,9 @@ def render_changes(found: Changes) -> str:
 
 
 def change_text(change: Change) -> str:
-    """One line, such as ``training.micro_batch_size=2 (fits with 6.10 GiB a GPU free; 4 % slower)``."""
-    parts = [f"fits with {_free(change)} free", _price(change)]
+    """One line, such as ``training.micro_batch_size=2 (fits with 9.10 GiB a GPU free; 4 % slower)``."""
+    room = "" if change.has_headroom else ", less than a tenth"
+    parts = [f"fits with {_free(change)} free{room}", _price(change)]
     if not change.holds_global_batch:
         parts.append(f"global batch then {change.global_batch_size:,}")
     return f"{' '.join(change.overrides)} ({'; '.join(part for part in parts if part)})"

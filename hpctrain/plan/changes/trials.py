@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from typing import NamedTuple
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import Problem
-from hpctrain.plan.changes.levers import CHECKPOINTING, MICRO, Values, with_values
+from hpctrain.plan.changes.levers import Values, with_values
 from hpctrain.plan.layout import Batch, Layout, resolve_batch
 from hpctrain.plan.memory.estimate import USED_AT_MOST, MemoryEstimate, estimate_memory
-from hpctrain.plan.memory.settings import resolved_work, with_tiers
+from hpctrain.plan.memory.settings import settled, with_passes
 from hpctrain.plan.nvme.need import nvme_need
+from hpctrain.plan.open_settings import micro_batch_sizes
 from hpctrain.plan.rules.compile import recomputation_modes
 from hpctrain.plan.rules.parallelism import parallelism_problems, resolve_layout
 from hpctrain.plan.run_plan import RunPlan, build_run_plan
+from hpctrain.plan.search.held_batch import LARGEST_MICRO_BATCH
 from hpctrain.plan.site.check import plan_on_site
 from hpctrain.plan.site.limits import Site
+from hpctrain.plan.speed.step_time import prediction_gap, step_seconds
 
-MOST_LOOKS = 60
-"""Estimates and plans that are made at most; one takes 1 to 10 ms."""
+MOST_LOOKS = 400
+"""Estimates and plans that are made at most; one takes half a millisecond to 10."""
 _LOOKS_OF_A_FIT, _LOOKS_OF_RANKS = 3, 2
 HEADROOM = 1 - USED_AT_MOST
 """Share of each tier that stays free where the plan chooses."""
+BARELY = 0.02
+"""The same of what is offered; less is no room, since the rules leave out fragments of the allocator."""
+_ROUNDING = 0.02
+"""By which what ranks share is not quite halved on twice as many."""
+
+
+class _Look(NamedTuple):
+    """At the smallest batch and the most recomputation that some values leave open."""
+
+    tiers: dict[str, tuple[int, int]]
+    """Need and capacity of each tier whose capacity is known, bytes."""
+    token_gpu_s: float
+    """Predicted seconds of a token times GPUs; infinite: not predicted."""
 
 
 class Trials:
@@ -40,7 +58,7 @@ class Trials:
         self._shape = plan.model
         self._seq_len = plan.batch.seq_len
         self.num_looks = 0
-        self._tiers: dict[str, dict[str, tuple[int, int]]] = {}
+        self._looks: dict[str, _Look] = {}
         self.refused = build_run_plan(config)
         """By the rules alone, as all that is compared with it."""
         by_rules, found = self.refused.memory, plan.memory
@@ -60,54 +78,65 @@ class Trials:
         layout, problems = resolve_layout(config)
         if problems or parallelism_problems(config, self._shape, layout, self._seq_len):
             return False
-        training = config.training
-        if training.micro_batch_size is None and None not in (
-            training.global_batch_size,
-            training.gradient_accumulation_steps,
-        ):
-            return True  # the plan finds the micro batch
         return not self._batch(config, layout)[1]
 
-    def short_bytes(self, values: Values, headroom: float = 0.0) -> int:
+    def short_bytes(self, values: Values, headroom: float = BARELY) -> int:
         """What lacks on all tiers together, see ``short_by_tier``."""
         return sum(self.short_by_tier(values, headroom).values())
 
-    def short_by_tier(self, values: Values, headroom: float = 0.0) -> dict[str, int]:
+    def short_by_tier(self, values: Values, headroom: float = BARELY) -> dict[str, int]:
         """Bytes that lack on each tier with the smallest batch and the most recomputation that the values leave open.
 
         Args:
             values: what is changed.
             headroom: share of each tier that has to stay free.
         """
-        key = repr(sorted(values.items()))
-        if key not in self._tiers:
-            config = with_values(self._config, values)
-            self._count(config)
-            self._tiers[key] = self._needed(config)
-        tiers = self._tiers[key].items()
+        tiers = self._look(values).tiers.items()
         return {name: max(0, needed - int((1 - headroom) * capacity)) for name, (needed, capacity) in tiers}
 
-    def _needed(self, config: Config) -> dict[str, tuple[int, int]]:
-        """Need and capacity of each tier whose capacity is known, bytes."""
+    def token_gpu_s(self, values: Values) -> float:
+        """Predicted seconds of a token times GPUs, of the same plan; infinite: not predicted."""
+        return self._look(values).token_gpu_s
+
+    def is_hopeless(self, values: Values, on_twice_as_many: Values) -> bool:
+        """Whether on no number of nodes a tenth stays free: what ranks share halves as they double, all else stays."""
+        before, after = self._look(values).tiers, self._look(on_twice_as_many).tiers
+        return any(
+            2 * after[tier][0] - needed > (1 + _ROUNDING) * USED_AT_MOST * capacity
+            for tier, (needed, capacity) in before.items()
+            if tier in after
+        )
+
+    def _look(self, values: Values) -> _Look:
+        key = repr(sorted(values.items()))
+        if key not in self._looks:
+            config = with_values(self._config, values)
+            self._count(config)
+            self._looks[key] = self._looked_at(config)
+        return self._looks[key]
+
+    def _looked_at(self, config: Config) -> _Look:
         layout, _ = resolve_layout(config)
         batch, _ = self._batch(config, layout)
         mode = recomputation_modes(config.training)[-1]
-        stated = {MICRO: batch.micro_batch_size, CHECKPOINTING: mode}
-        config, _ = with_tiers(with_values(config, stated), self._shape, layout)
-        work = resolved_work(config, self._shape, layout, batch, config.precision, mode)
+        work = settled(with_passes(config, batch.micro_batch_size, mode), self._shape, layout).work
         memory = self._corrected(estimate_memory(work))
-        need = nvme_need(config.parallelism, config.hardware, self._shape, layout, work.bytes_per_element)
+        need = nvme_need(work.parallelism, work.hardware, self._shape, layout, work.bytes_per_element)
         tiers = {
             "gpu": (memory.gpu_bytes, memory.gpu_capacity_bytes),
             "host": (memory.host_bytes_per_node, memory.host_capacity_bytes),
         }
         if need is not None:
             tiers["nvme"] = (need.bytes_per_node, need.capacity_bytes)
-        return {name: (needed, capacity) for name, (needed, capacity) in tiers.items() if capacity is not None}
+        known = {name: (needed, capacity) for name, (needed, capacity) in tiers.items() if capacity is not None}
+        if prediction_gap(work):
+            return _Look(known, math.inf)
+        return _Look(known, step_seconds(work, config.calibration) * layout.world_size / batch.tokens_per_step)
 
     def plan(self, values: Values) -> RunPlan | None:
-        """The plan with these values; None: it has a problem."""
-        return self.plan_of(with_values(self._config, values))
+        """The plan with these values; None: it has a problem, or barely fits."""
+        plan = self.plan_of(with_values(self._config, values))
+        return plan if plan is not None and has_room(plan.memory) else None
 
     def plan_of(self, config: Config) -> RunPlan | None:
         """The plan of a whole configuration; None: it has a problem."""
@@ -126,8 +155,8 @@ class Trials:
 
     def _batch(self, config: Config, layout: Layout) -> tuple[Batch, tuple[Problem, ...]]:
         """The smallest that the configuration leaves open."""
-        micro = config.training.micro_batch_size or 1
-        return resolve_batch(config.training, micro, layout.data_parallel_degree, self._seq_len)
+        smallest = micro_batch_sizes(config.training, layout.data_parallel_degree, LARGEST_MICRO_BATCH)[0]
+        return resolve_batch(config.training, smallest, layout.data_parallel_degree, self._seq_len)
 
     def _corrected(self, memory: MemoryEstimate) -> MemoryEstimate:
         """With what a rehearsal found beyond the rules taken off what there is."""
@@ -137,6 +166,15 @@ class Trials:
             gpu_capacity_bytes=None if gpu is None else gpu - self._excess["gpu"],
             host_capacity_bytes=None if host is None else host - self._excess["host"],
         )
+
+
+def has_room(memory: MemoryEstimate) -> bool:
+    """Whether enough of each tier stays free that the plan can be offered."""
+    tiers = (
+        (memory.gpu_bytes, memory.gpu_capacity_bytes),
+        (memory.host_bytes_per_node, memory.host_capacity_bytes),
+    )
+    return all(capacity is None or needed <= (1 - BARELY) * capacity for needed, capacity in tiers)
 
 
 def _is_beyond(site: Site, plan: RunPlan, config: Config) -> bool:

@@ -80,6 +80,8 @@ def run_cost(
     if problems := plan.blocking_problems(force):
         keys = ", ".join(dict.fromkeys(problem.key for problem in problems))
         return None, f"the plan cannot run as it is ({keys})"
+    if plan.payload != "train":
+        return None, f"{plan.prediction_gap}, so that there are no steps to be paid"
     step_time_s = _step_time_s(plan, options)
     if step_time_s is None:
         return None, f"no predicted step time, {plan.prediction_gap}; for one plan --step-time-s states a measured one"

@@ -37,7 +37,7 @@ _STEP_TIME, _CONVENTION = "--step-time-s", "--convention"
 _NUMBERS: dict[str, tuple[str, float, str]] = {
     "--tokens": ("tokens", 1e18, "300B"),
     "--price": ("price_per_gpu_hour", 1e6, "2.10 or 2.10USD"),
-    "--mtbf-hours": ("node_mtbf_hours", 1e9, "20000"),
+    "--mtbf-hours": ("node_mtbf_hours", 1e7, "20000"),
     "--checkpoint-write-s": ("checkpoint_write_s", 1e7, "60"),
     "--restart-s": ("restart_s", 1e7, "600"),
     "--checkpoint-interval-s": ("checkpoint_interval_s", 1e9, "3600"),

@@ -45,6 +45,8 @@ DEVICE_CONTEXT_BYTES = int(1.5 * GIB)
 """CUDA context and NCCL's buffers. An assumption (0.5 GiB and 1 GiB), not a measurement."""
 ASK_THE_PLAN = "the plan of this run alone names the cheapest changes that make it fit; --force submits all the same"
 """The fix where a plan stands among others; alone it is told with its changes, see ``changes.render``."""
+MOST_PINNED_SHARE = 0.5
+"""Of a node's memory. A choice: page-locked memory is nobody else's, neither the file cache's nor a data loader's."""
 USED_AT_MOST = 0.9
 """Of a tier by what is chosen for the user: the rest is headroom."""
 
@@ -77,6 +79,21 @@ class MemoryEstimate:
     @property
     def host_bytes_per_node(self) -> int:
         return self.ranks_per_node * sum(term.num_bytes for term in self.terms if term.tier == "host")
+
+    @property
+    def pinned_bytes_per_node(self) -> int:
+        """Page-locked host memory, as torch's cache of it rounds its pieces up."""
+        return self.ranks_per_node * sum(term.pinned_rounded_bytes for term in self.terms)
+
+    def warnings(self) -> tuple[str, ...]:
+        """What fits and often fails all the same."""
+        pinned, available = self.pinned_bytes_per_node, self.host_capacity_bytes
+        if available is None or pinned <= MOST_PINNED_SHARE * available:
+            return ()
+        return (
+            f"{gib(pinned)} of a node's {gib(available)} will be page-locked (pinned), more than half: ulimit -l and --mem"
+            " must allow it, and the file cache has only the rest; a smaller training.micro_batch_size or more nodes need less",
+        )
 
     @property
     def fits_with_headroom(self) -> bool:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import NamedTuple
 
+from hpctrain.plan.memory.module_order import Gathering, Module, ModuleOrder, Parameter
 from hpctrain.plan.rank_parameters import RankParameters
 
 
@@ -56,8 +58,7 @@ class GatherRules:
     """How parameters are gathered as int8; None: they are gathered in the training type."""
 
 
-@dataclass(frozen=True)
-class Visit:
+class Visit(NamedTuple):
     """Elements gathered on the GPU when one module's turn comes."""
 
     is_backward: bool
@@ -71,58 +72,6 @@ class Visit:
     """Of parameters that may be given up those that have not been since the micro step began, gathered or not."""
 
 
-@dataclass(eq=False)
-class _Parameter:
-    numel: int
-    buffer: int
-    """Elements that it takes on the GPU where it is fetched alone."""
-    is_available: bool = False
-    handle: _Handle | None = None
-    taken: int = 0
-    """Elements that it takes now."""
-    users: set[int] = field(default_factory=set)
-    queued_until: int = -1
-    was_released: bool = False
-
-
-@dataclass(eq=False)
-class _Handle:
-    """One all-gather on its way."""
-
-    parameters: tuple[_Parameter, ...]
-    flat: int
-    """Elements of the buffer that several parameters share; 0: there is one parameter, in a buffer of its own."""
-    num_waiting: int
-    """Parameters that no module has taken over yet; the shared buffer lives as long."""
-    in_fp16: int = 0
-    """Elements of the buffer into which int8 is turned; it lives as long, from when the handle is waited for."""
-    is_complete: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class _Module:
-    number: int
-    block: int | None
-    """None: it is no block."""
-    direct: tuple[_Parameter, ...]
-    """Parameters that belong to it and to no child."""
-    direct_numel: int
-    """Elements of these, with those that are never released."""
-    inside: tuple[_Parameter, ...]
-    """Parameters of it and of its children."""
-    inside_numel: int
-
-    @functools.cached_property
-    def is_leaf(self) -> bool:
-        """Its children's parameters are fetched and released with it."""
-        return self.block is not None
-
-    @functools.cached_property
-    def own(self) -> tuple[_Parameter, ...]:
-        """What is fetched for it."""
-        return self.inside if self.is_leaf else self.direct
-
-
 @functools.lru_cache(maxsize=64)
 def gathered_visits(parameters: RankParameters, rules: GatherRules, is_recomputed: bool) -> tuple[Visit, ...]:
     """All modules of one micro step in the order in which they are visited.
@@ -132,57 +81,83 @@ def gathered_visits(parameters: RankParameters, rules: GatherRules, is_recompute
         rules: the engine's settings.
         is_recomputed: each block's forward runs again in the backward pass.
     """
-    return _Replay(parameters, rules, is_recomputed).run()
+    return Replay(parameters, rules, is_recomputed).run()
 
 
 @functools.lru_cache(maxsize=64)
 def most_gathered_at_once(parameters: RankParameters, rules: GatherRules, is_recomputed: bool, smallest: int) -> int:
     """Parameters of at least ``smallest`` elements that are gathered, or on their way, at once; at most."""
-    replay = _Replay(parameters, rules, is_recomputed)
-    replay.watch(smallest)
+    replay = Replay(parameters, rules, is_recomputed)
+    replay.smallest_watched = smallest
     replay.run()
     return replay.most_gathered
 
 
-class _Replay:
-    def __init__(self, parameters: RankParameters, rules: GatherRules, is_recomputed: bool) -> None:
-        self._rules = rules
-        self._trace = _trace(parameters, rules, is_recomputed)
-        self._queue = deque(
-            (parameter, step) for step, (module, _, _) in enumerate(self._trace) for parameter in module.own
-        )
+class _Anchor(NamedTuple):
+    """A block's turn against which later ones are held."""
+
+    step: int
+    state: tuple[Hashable, ...]
+    num_visits: int
+    unreleased: int
+    patience: int
+    """Turns after which another takes its place."""
+
+
+class Replay:
+    """One micro step."""
+
+    def __init__(self, parameters: RankParameters, rules: GatherRules, is_recomputed: bool, skips: bool = True) -> None:
+        """Starts before the first module.
+
+        Args:
+            parameters: of one rank.
+            rules: the engine's settings.
+            is_recomputed: each block's forward runs again in the backward pass.
+            skips: blocks at which the same happens as at some before them are not replayed one by one. The result is the same.
+        """
+        self._rules, self._skips, self._is_skipping = rules, skips, skips
+        self._order = ModuleOrder(parameters, rules.num_ranks, rules.persistence_threshold, is_recomputed)
+        self._queued = (0, 0)
+        """The prefetcher has looked at all before this step and this place among its module's parameters."""
         self._live = 0
-        own = (parameter for module, _, _ in self._trace for parameter in module.own)
-        self._unreleased = sum(parameter.numel for parameter in dict.fromkeys(own))
+        self._unreleased = self._order.numel
         self._num_available = 0
-        self._watched: tuple[_Parameter, ...] = ()
+        self._anchor: _Anchor | None = None
+        self._turns_since = 0
+        self.smallest_watched: int | None = None
+        """Elements from which on parameters are counted; None: none is."""
         self.most_gathered = 0
         """Watched parameters that were gathered, or on their way, at once."""
 
-    def watch(self, smallest: int) -> None:
-        """Counts parameters of at least so many elements."""
-        own = (parameter for module, _, _ in self._trace for parameter in module.own)
-        self._watched = tuple(parameter for parameter in dict.fromkeys(own) if parameter.numel >= smallest)
-
     def run(self) -> tuple[Visit, ...]:
-        visits = []
-        for step, (module, is_backward, is_released) in enumerate(self._trace):
+        visits: list[Visit] = []
+        step = 0
+        while step < self._order.num_steps:
+            step = self._skipped(step, visits)
+            module, is_backward, is_released = self._order.at(step)
             fetching = self._fetch(module, step)
             self._prefetch()
             visits.append(Visit(is_backward, module.block, fetching, self._live, self._unreleased))
-            if self._watched:
-                num_gathered = sum(1 for one in self._watched if one.is_available or one.handle)
-                self.most_gathered = max(self.most_gathered, num_gathered)
+            if self.smallest_watched is not None:
+                self._watch(self.smallest_watched)
             if is_released:
-                self._release(module, step + 1)
+                self._release(module, is_backward, step + 1)
+            step += 1
         return tuple(visits)
 
-    def _fetch(self, module: _Module, step: int) -> int:
+    def _watch(self, smallest: int) -> None:
+        modules = (*self._order.others, *self._order.blocks.values())
+        known = {each for module in modules for each in module.own if each.numel >= smallest}
+        num_gathered = sum(1 for each in known if each.is_available or each.handle)
+        self.most_gathered = max(self.most_gathered, num_gathered)
+
+    def _fetch(self, module: Module, step: int) -> int:
         """Fetches what the module needs; returns the elements on the GPU at the height."""
         self._gather([parameter for parameter in module.own if not parameter.is_available and not parameter.handle])
         done, peak = [], 0
         for parameter in module.own:
-            parameter.users.add(module.number)
+            parameter.users.add(module)
             handle, parameter.handle = parameter.handle, None
             if handle is None:
                 continue
@@ -192,32 +167,45 @@ class _Replay:
                 done.append(handle)
         height = max(peak, self._live)
         self._live -= sum(handle.flat for handle in done)
-        not_fetched = {id(parameter) for parameter in module.own if parameter.queued_until < step}
-        while self._queue and not_fetched:
-            parameter, used_at = self._queue.popleft()
+        not_fetched = {parameter for parameter in module.own if parameter.queued_until < step}
+        while not_fetched and (queued := self._next_queued()) is not None:
+            parameter, used_at = queued
             parameter.queued_until = used_at
-            not_fetched.discard(id(parameter))
+            not_fetched.discard(parameter)
         return height
 
-    def _gather(self, parameters: list[_Parameter]) -> None:
+    def _next_queued(self) -> tuple[Parameter, int] | None:
+        """A parameter that comes again, and at which step; None: none comes any more."""
+        step, place = self._queued
+        while (step := self._order.past_empty_blocks(step)) < self._order.num_steps:
+            own = self._order.at(step).module.own
+            if place < len(own):
+                # Not behind it: a block that was dropped would be made anew.
+                self._queued = (step, place + 1) if place + 1 < len(own) else (step + 1, 0)
+                return own[place], step
+            step, place = step + 1, 0
+        self._queued = (step, 0)
+        return None
+
+    def _gather(self, parameters: list[Parameter]) -> None:
         if not parameters:
             return
         self._num_available += sum(parameter.numel for parameter in parameters)
         is_alone, int8 = len(parameters) == 1, self._rules.int8
         size = sum(parameter.buffer for parameter in parameters)
         if int8 is not None:
-            handle = _Handle(
+            handle = Gathering(
                 tuple(parameters), int8.gathered(size), len(parameters), 0 if is_alone else int8.in_fp16(size)
             )
             self._live += handle.flat
         else:
-            handle = _Handle(tuple(parameters), 0 if is_alone else size, len(parameters))
+            handle = Gathering(tuple(parameters), 0 if is_alone else size, len(parameters))
             self._live += size
         for parameter in parameters:
             parameter.handle = handle
             parameter.taken = parameter.buffer if is_alone and int8 is None else 0
 
-    def _wait(self, handle: _Handle) -> int:
+    def _wait(self, handle: Gathering) -> int:
         """Parameters that share a buffer are copied out of it, all at once; returns the elements at the height."""
         if handle.is_complete:
             return 0
@@ -239,72 +227,106 @@ class _Replay:
             self._rules.max_live_parameters - self._num_available,
             self._rules.prefetch_bucket_size,
         )
-        wanted: list[_Parameter] = []
+        wanted: list[Parameter] = []
         numel = 0
-        while self._queue and numel < limit:
-            parameter, used_at = self._queue.popleft()
+        while numel < limit and (queued := self._next_queued()) is not None:
+            parameter, used_at = queued
             parameter.queued_until = max(parameter.queued_until, used_at)
             if not parameter.is_available and parameter.handle is None and parameter not in wanted:
                 wanted.append(parameter)
                 numel += parameter.numel
         self._gather(wanted)
 
-    def _release(self, module: _Module, step: int) -> None:
+    def _release(self, module: Module, is_backward: bool, step: int) -> None:
         """Frees what does not come again within the reuse distance and was not passed over by the prefetcher."""
-        released = {id(parameter) for parameter in module.own if parameter.queued_until <= step}
-        passed = 0
-        for place in range(step, len(self._trace)):  # a slice would copy all that follows
-            following = self._trace[place][0]
-            if passed >= self._rules.max_reuse_distance or not released:
-                break
-            # The look-ahead of a leaf goes into children, that of another module does not, and so passes blocks unseen.
-            released -= {id(parameter) for parameter in (following.inside if module.is_leaf else following.direct)}
-            passed += following.inside_numel if module.is_leaf else following.direct_numel
+        soon = self._coming_soon(module, is_backward, step)
         for parameter in module.own:
-            parameter.users.discard(module.number)
-            if id(parameter) in released and parameter.is_available and not parameter.users:
+            parameter.users.discard(module)
+            is_wanted = parameter in soon or parameter.queued_until > step or bool(parameter.users)
+            if parameter.is_available and not is_wanted:
                 parameter.is_available = False
                 self._live -= parameter.taken
                 self._num_available -= parameter.numel
                 self._unreleased -= 0 if parameter.was_released else parameter.numel
                 parameter.was_released = True
+        if module.block is not None and module.is_idle and all(each.queued_until < step for each in module.own):
+            del self._order.blocks[module.block]
 
+    def _coming_soon(self, module: Module, is_backward: bool, step: int) -> set[Parameter]:
+        """What is visited again from a step on before so many elements have passed as the reuse distance has.
 
-_Step = tuple[_Module, bool, bool]
-"""A module, whether the backward pass visits it, and whether its parameters are released behind it."""
+        The look-ahead of a block goes into children, so that it meets every block at the turn, where the whole decoder is
+        visited; that of another module does not, and passes blocks unseen.
+        """
+        most = self._rules.max_reuse_distance
+        if module.block is not None:
+            is_soon = not is_backward and self._order.numel_to_turn(module.block) < most
+            return set(module.own) if is_soon else set()
+        passed, soon = 0, set[Parameter]()
+        for following in self._order.others_behind(step):
+            if passed >= most:
+                break
+            soon.update(following.own)
+            passed += following.numel
+        return soon
 
+    def _skipped(self, step: int, visits: list[Visit]) -> int:
+        """The step to go on with: where all is as it was at a block before, what came since comes again, block by block."""
+        if step == self._order.backward_from:
+            self._anchor, self._is_skipping = None, self._skips
+        if not self._is_skipping or not self._order.begins_block(step):
+            return step
+        anchor = self._anchor_met(step, len(visits))
+        if anchor is None:
+            return step
+        self._is_skipping = False  # behind the skipped ones nothing comes as often
+        period, ahead = step - anchor.step, self._queued_ahead(step)
+        alike = self._order.steps_alike(step, self._rules.max_reuse_distance)
+        if ahead is not None:
+            alike = min(alike, self._order.last_block_step(step) - step - ahead)
+        times = alike // period
+        if times < 1:
+            return step
+        blocks = self._order.skip(step, times * period) // times
+        released = self._unreleased - anchor.unreleased
+        again = visits[anchor.num_visits :]
+        for time in range(1, times + 1):
+            for is_backward, block, fetching, held, unreleased in again:
+                assert block is not None, "between two blocks of a pass there are blocks alone"
+                visits.append(Visit(is_backward, block + time * blocks, fetching, held, unreleased + time * released))
+        self._unreleased += times * released
+        if ahead is not None:
+            self._queued = (self._queued[0] + times * period, self._queued[1])
+        return step + times * period
 
-def _trace(parameters: RankParameters, rules: GatherRules, is_recomputed: bool) -> list[_Step]:
-    """Modules in the order in which the decoder runs them, once forward and once backward."""
+    def _queued_ahead(self, step: int) -> int | None:
+        """By how many steps the prefetcher looks ahead; None: it has seen all blocks of this pass, and waits behind them."""
+        queued = self._queued[0]
+        return queued - step if queued <= self._order.last_block_step(step) else None
 
-    def make(sizes: Iterable[int]) -> tuple[_Parameter, ...]:
-        return tuple(
-            _Parameter(size, math.ceil(size / rules.num_ranks) * rules.num_ranks)
-            for size in sizes
-            if size > rules.persistence_threshold
-        )
+    def _anchor_met(self, step: int, num_visits: int) -> _Anchor | None:
+        """The turn before at which all was as it is.
 
-    numbers = iter(range(parameters.num_blocks + 8))
+        Each anchor is kept twice as long as the one before it, so that a cycle of any length is found behind any beginning.
+        Source: Brent 1980, An improved Monte Carlo factorization algorithm (BIT 20, 176 to 184).
+        """
+        anchor = self._anchor
+        self._turns_since += 1
+        if anchor is not None and all(now == then for now, then in zip_longest(self._state(step), anchor.state)):
+            return anchor
+        if anchor is None or self._turns_since == anchor.patience:
+            patience = 1 if anchor is None else 2 * anchor.patience
+            self._anchor = _Anchor(step, tuple(self._state(step)), num_visits, self._unreleased, patience)
+            self._turns_since = 0
+        return None
 
-    def plain(own: tuple[_Parameter, ...], numel: int) -> _Module:
-        return _Module(next(numbers), None, own, numel, own, numel)
-
-    token = make([parameters.token_table])
-    tables = [plain(token, parameters.token_table)]
-    if parameters.position_table:
-        tables.append(plain(make([parameters.position_table]), parameters.position_table))
-    blocks = [
-        _Module(next(numbers), index, (), 0, make(parameters.block_matrices), parameters.block)
-        for index in range(parameters.num_blocks)
-    ]
-    final_norm = plain(make(parameters.final_norm), sum(parameters.final_norm))
-    output = token if parameters.is_tied else make([parameters.head])
-    head = plain(output, parameters.token_table if parameters.is_tied else parameters.head)
-    everything = tuple(parameter for module in (*tables, *blocks, head) for parameter in module.inside)
-    decoder = _Module(next(numbers), None, (), 0, everything, parameters.total)
-    forward: list[_Step] = [(module, False, True) for module in (*tables, *blocks, final_norm, head)]
-    backward: list[_Step] = [(decoder, True, False), (head, True, True), (final_norm, True, True)]
-    for block in reversed(blocks):
-        backward += [(block, True, False)] * is_recomputed + [(block, True, True)]
-    backward += [(module, True, True) for module in reversed(tables)]
-    return [(decoder, False, False), *forward, *backward]
+    def _state(self, step: int) -> Iterator[Hashable]:
+        """All that decides what comes: each parameter as it is, blocks and steps by their distance."""
+        handles: dict[Gathering | None, int] = {}
+        ahead = self._queued_ahead(step)
+        yield self._live, self._num_available, ahead, self._queued[1], self._queued[0] if ahead is None else 0
+        here = self._order.at(step).module.block or 0
+        for module in (*self._order.others, *self._order.blocks.values()):
+            yield None if module.block is None else module.block - here
+            yield module.state(step)
+            yield tuple(handles.setdefault(each.handle, len(handles)) for each in module.own)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hpctrain.config.schema import Config
 from hpctrain.plan.memory.estimate import DEVICE_CONTEXT_BYTES, rank_memory
 from hpctrain.plan.memory.fullest_ranks import gpu_candidates
-from hpctrain.plan.memory.settings import resolved_work, with_tiers
 from hpctrain.plan.memory.terms import CONTEXT_TERM, Amounts, MemoryPhase, highest, total
-from hpctrain.plan.run_plan import RunPlan
+from hpctrain.plan.run_plan import RunPlan, planned_work
 
 
 def gpu_phases(config: Config, plan: RunPlan) -> dict[MemoryPhase, Amounts]:
@@ -21,8 +20,7 @@ def gpu_phases(config: Config, plan: RunPlan) -> dict[MemoryPhase, Amounts]:
     """
     if plan.device == "cpu":
         return {}
-    config, _ = with_tiers(config, plan.model, plan.layout)
-    work = resolved_work(config, plan.model, plan.layout, plan.batch, plan.precision, plan.activation_checkpointing)
+    work = planned_work(config, plan)
     of_ranks = (rank_memory(work, rank).gpu for rank in gpu_candidates(work))
     fullest = max(of_ranks, key=lambda phases: total(highest(phases)))
     return {phase: {**amounts, CONTEXT_TERM: DEVICE_CONTEXT_BYTES} for phase, amounts in fullest.items()}

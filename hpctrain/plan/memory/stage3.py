@@ -7,6 +7,7 @@ a few numbers, and on a GPU what kernels and libraries take for themselves.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from hpctrain.plan.ds_config import reduce_bucket_elements
 from hpctrain.plan.memory.adam_scratch import ADAM_SCRATCH, adam_scratch
@@ -29,6 +30,21 @@ _NORM_PIECE = 250_000_000
 def stage3_memory(work: RankWork, parameters: RankParameters) -> RankMemory:
     """Bytes by phase and term, the device's under ``gpu`` even where it is the CPU."""
     return _Stage3(work, parameters).memory()
+
+
+class StateBytes(NamedTuple):
+    """Of one rank's parameters, gradients and optimizer: on its device, and in host memory as pinned pieces take it."""
+
+    gpu: int
+    host: int
+
+
+def stage3_states(work: RankWork, parameters: RankParameters) -> tuple[StateBytes, StateBytes]:
+    """What is there throughout a step, and the height before the first: nothing of it depends on batch or recomputation.
+
+    Left out is the second partition, which is not whole all the time.
+    """
+    return _Stage3(work, parameters).states()
 
 
 class _Stage3:
@@ -63,6 +79,20 @@ class _Stage3:
         }
         host, pinned = self._host()
         return RankMemory(gpu, host, pinned)
+
+    def states(self) -> tuple[StateBytes, StateBytes]:
+        resting, (host, pinned) = self._resting_gpu(), self._host()
+
+        def taken(amounts: Amounts) -> int:
+            pieces = (pinned[name] for name in amounts if name in pinned)
+            return total(amounts) + sum(each.rounded_bytes - each.num_bytes for each in pieces)
+
+        throughout = {name: num_bytes for name, num_bytes in host["forward"].items() if name != "block inputs"}
+        before = max(total(self._construction()), total(self._engine(resting)))
+        return (
+            StateBytes(total(resting) - resting.get("secondary partition", 0), taken(throughout)),
+            StateBytes(before, max(taken(host["model"]), taken(host["engine"]))),
+        )
 
     def _resting_gpu(self) -> Amounts:
         """What is there all the time from the second step on."""

@@ -83,38 +83,44 @@ def stage3_moments(
     flow = gradient_flow(parameters, bucket_size, rules.num_ranks, 3)
     forward = [visit for visit in visits if not visit.is_backward]
     backward = [visit for visit in visits if visit.is_backward]
-    found = []
     visited: set[int] = set()
+    of_backward: dict[tuple[int, int, bool, int, int], list[int]] = {}
     for visit in backward:
         if visit.block is not None:
-            gradients = flow.blocks[-1 - visit.block]
             computes = visit.block in visited or not is_recomputed
             visited.add(visit.block)
             unreleased = visit.unreleased if counts_unreleased else 0
-            gathered = (visit.fetching, visit.held, gradients.waiting, computes, unreleased)
-            found.append((visit.block, BackwardMoment(*gathered, gradients.at_matrix, gradients.behind, ())))
-    in_forward = (
-        (
-            visit.block,
-            ForwardMoment(visit.fetching, visit.held, visit.unreleased if counts_unreleased else 0, ()),
-        )
-        for visit in forward
-        if visit.block is not None
-    )
+            # Blocks whose gradients meet the same bucket share what it says of them.
+            same_gradients = id(flow.blocks[-1 - visit.block].at_matrix)
+            key = (visit.fetching, visit.held, computes, unreleased, same_gradients)
+            of_backward.setdefault(key, []).append(visit.block)
+    of_forward: dict[tuple[int, int, int], list[int]] = {}
+    for visit in forward:
+        if visit.block is not None:
+            unreleased = visit.unreleased if counts_unreleased else 0
+            of_forward.setdefault((visit.fetching, visit.held, unreleased), []).append(visit.block)
+
+    def backward_moment(key: tuple[int, int, bool, int, int], block: int) -> BackwardMoment:
+        (fetching, held, computes, unreleased, _), gradients = key, flow.blocks[-1 - block]
+        behind = (gradients.at_matrix, gradients.behind)
+        return BackwardMoment(fetching, held, gradients.waiting, computes, unreleased, *behind, ())
+
+    in_backward = ((backward_moment(key, blocks[0]), blocks) for key, blocks in of_backward.items())
+    in_forward = ((ForwardMoment(*key, ()), blocks) for key, blocks in of_forward.items())
     return Stage3Moments(
         forward=tuple(moment._replace(blocks=blocks) for moment, blocks in _distinct(in_forward)),
         at_loss=(forward[-1].held, forward[-1].unreleased),
         at_backward=(backward[0].held, backward[0].unreleased),
         at_end=(backward[-1].held, backward[-1].unreleased),
-        backward=tuple(moment._replace(blocks=blocks) for moment, blocks in _distinct(found)),
+        backward=tuple(moment._replace(blocks=blocks) for moment, blocks in _distinct(in_backward)),
         before=flow.before,
         end=flow.end,
     )
 
 
-def _distinct(moments: Iterable[tuple[int, _Key]]) -> list[tuple[_Key, tuple[int, ...]]]:
+def _distinct(moments: Iterable[tuple[_Key, Iterable[int]]]) -> list[tuple[_Key, tuple[int, ...]]]:
     """Each moment once, in the order of the pass, with the two highest of its blocks."""
-    blocks: dict[_Key, tuple[int, ...]] = {}
-    for block, key in moments:
-        blocks[key] = tuple(sorted({*blocks.get(key, ()), block})[-2:])
-    return list(blocks.items())
+    blocks: dict[_Key, set[int]] = {}
+    for key, found in moments:
+        blocks.setdefault(key, set()).update(found)
+    return [(key, tuple(sorted(found)[-2:])) for key, found in blocks.items()]

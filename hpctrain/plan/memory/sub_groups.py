@@ -100,7 +100,8 @@ def choose_sub_group_size(
         ratio: the share that is asked for.
         most: larger ones are not taken.
     """
-    total = sum(-(-elements // degree) for elements in parameters.matrices)
+    (_, before), _ = _shares(parameters, degree)
+    total = before[-1]
     fewest = -(-total // most)
     best, least = 0, math.inf
     for number in range(fewest, fewest + _MOST_SUB_GROUPS):

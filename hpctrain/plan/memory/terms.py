@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -94,7 +95,7 @@ class Pinned:
         >>> Pinned((5, 8)).rounded_bytes
         16
         """
-        return sum(next_power_of_two(piece) for piece in self.pieces if piece)
+        return sum(count * next_power_of_two(piece) for piece, count in Counter(self.pieces).items() if piece)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ MOST_LAYERS = 8192
 _LOOK_AHEAD = 8
 """Sizes above the first that does not fit which are tried: shares of states in steps of 5 % and pinned memory in powers of two
 make the need jump, so that a larger model might fit again."""
+
+FitsOf = Callable[[Config, bool], bool]
+"""Whether the plan of a configuration fits, or fits with a tenth of each tier free, where that is known sooner than the plan."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +38,13 @@ class LargestModel:
         return tuple(problem.key for problem in self.above.short)
 
 
-def largest_model(config: Config, plan_of: PlanOf) -> LargestModel:
+def largest_model(config: Config, plan_of: PlanOf, fits_of: FitsOf | None = None) -> LargestModel:
     """Grows ``model.num_layers`` while hidden size, heads, feed-forward and vocabulary stay.
 
     Args:
         config: its own number of layers does not count. Layers are added in multiples of the pipeline stages.
         plan_of: what the planner makes of a configuration.
+        fits_of: what its plan would say; None: each size that is looked at is planned.
 
     Raises:
         ConfigError: the configuration breaks a rule at any size, or no stated memory ever fills.
@@ -48,7 +53,11 @@ def largest_model(config: Config, plan_of: PlanOf) -> LargestModel:
     def outcome(num_layers: int) -> Outcome:
         return outcome_of(plan_of(with_layers(config, num_layers)))
 
-    return grown(outcome, config.parallelism.pipeline_parallel_size)
+    def fits(num_layers: int, has_headroom: bool) -> bool:
+        assert fits_of is not None
+        return fits_of(with_layers(config, num_layers), has_headroom)
+
+    return grown(outcome, config.parallelism.pipeline_parallel_size, fits if fits_of else None)
 
 
 def with_layers(config: Config, num_layers: int) -> Config:
@@ -56,35 +65,36 @@ def with_layers(config: Config, num_layers: int) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, num_layers=num_layers))
 
 
-def grown(outcome: Callable[[int], Outcome], step: int) -> LargestModel:
+def grown(
+    outcome: Callable[[int], Outcome], step: int, fits: Callable[[int, bool], bool] | None = None
+) -> LargestModel:
     """The answer by bisection over multiples of ``step`` layers.
 
     Args:
         outcome: of a number of layers.
         step: layers added at a time.
+        fits: whether an outcome fits, or fits with a tenth free; None: the outcome itself says it.
 
     Raises:
         ConfigError: the hardware states no memory, or the deepest model that is looked at fits.
     """
-    known: dict[int, Outcome] = {}
 
+    @functools.cache
     def at(multiple: int) -> Outcome:
-        if multiple not in known:
-            known[multiple] = outcome(multiple * step)
-        return known[multiple]
+        return outcome(multiple * step)
 
-    def fits(multiple: int) -> bool:
-        return at(multiple).fits
-
-    def has_headroom(multiple: int) -> bool:
-        return at(multiple).has_headroom
+    @functools.cache
+    def holds(has_headroom: bool, multiple: int) -> bool:
+        if fits is not None:
+            return fits(multiple * step, has_headroom)
+        return at(multiple).has_headroom if has_headroom else at(multiple).fits
 
     most = max(1, MOST_LAYERS // step)
     check_capacity(at(1))
-    last = _last(fits, most)
+    last = _last(functools.partial(holds, False), most)
     if last == most:
         raise _unbound(at(most))
-    spacious = _last(has_headroom, last) if last else 0
+    spacious = _last(functools.partial(holds, True), last) if last else 0
     return LargestModel(at(last) if last else None, at(spacious) if spacious else None, at(last + 1))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, Problem
-from hpctrain.plan.divisors import divisors
+from hpctrain.plan.divisors import divisors, powers_and_halves
 from hpctrain.plan.questions.outcome import Outcome, PlanOf, check_capacity, outcome_of
 from hpctrain.plan.rules.parallelism import resolve_layout
 
@@ -82,12 +82,7 @@ def _sizes(config: Config) -> Iterator[int]:
     if problems:
         raise ConfigError(problems)
     if training.global_batch_size is None:
-        size = 1
-        while size <= _MOST:
-            yield size
-            if 2 <= size < _MOST:
-                yield 3 * size // 2
-            size *= 2
+        yield from powers_and_halves(_MOST)
         return
     degree = layout.data_parallel_degree
     share, rest = divmod(training.global_batch_size, degree)

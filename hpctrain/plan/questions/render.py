@@ -113,17 +113,20 @@ def render_nodes(answer: FewestNodes, config: Config) -> str:
         for row in rows
     ]
     head = f"fewest nodes of {config.hardware.gpus_per_node} ({config.hardware.name}) for {config.model.name}"
-    found = (
-        f"none of at most {answer.max_nodes:,}"
-        if fewest is None
-        else f"{fewest.nodes:,}, with a tenth of each tier free"
-    )
+    found = f"none of at most {answer.max_nodes:,}" if fewest is None else f"{fewest.nodes:,}, with {_headroom(fewest)}"
     lines = [f"planned: nodes={number_ranges(answer.tried)}, up to --max-nodes {answer.max_nodes:,}"]
     lines += [f"nodes={nodes} breaks a rule: {rule}" for nodes, rule in answer.refused]
     if fewest is None and answer.nearest is not None:
         lines += [f"nodes={answer.nearest.nodes}: {_shortage(problem)}" for problem in answer.nearest.short]
     lines += _notes(rows[0], config, f"{_SPEEDS_NOTE}; GPU-hours are of steps alone")
     return "\n\n".join([f"{head}: {found}", aligned([header, *cells]), "\n".join(lines)]) + "\n"
+
+
+def _headroom(outcome: Outcome) -> str:
+    """What stays free, of the tiers whose size is known."""
+    if outcome.host_capacity_bytes is None:
+        return "a tenth of each GPU's memory free"
+    return "a tenth of each tier free" if outcome.gpu_capacity_bytes else "a tenth of each node's memory free"
 
 
 def _nodes_mark(row: Outcome, fewest: Outcome | None) -> str:

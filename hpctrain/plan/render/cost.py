@@ -32,14 +32,14 @@ def render_cost(cost: RunCost | None, gap: str) -> str:
         bound = (
             f"every GPU at its board limit of {cost.gpu_power_w:,.0f} W all the time; hosts, network, cooling not in it"
         )
-        rows.append(("energy, GPUs", f"at most {_ranged(cost.gpu_energy_kwh, energy_text)} ({bound})"))
+        rows.append(("energy, GPUs", f"{_ranged(cost.gpu_energy_kwh, energy_text)} (upper bound: {bound})"))
     if cost.node_energy_kwh is not None:
         bound = (
             f"every node at its greatest power of {cost.node_power_w:,.0f} W all the time; switches, cooling not in it"
         )
-        rows.append(("energy, nodes", f"at most {_ranged(cost.node_energy_kwh, energy_text)} ({bound})"))
+        rows.append(("energy, nodes", f"{_ranged(cost.node_energy_kwh, energy_text)} (upper bound: {bound})"))
     if cost.is_predicted:
-        rows.append(("range", "of the predicted step time; price, power and failures are taken as stated"))
+        rows.append(("range", "is that of the predicted step time; price, power and failures are taken as stated"))
     rows += [("not told", gap) for gap in cost.gaps]
     width = max(len(name) for name, _ in rows)
     return "\n".join([*lines, *(f"  {name:<{width}}  {text}" for name, text in rows)]) + "\n"

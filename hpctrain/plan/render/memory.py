@@ -23,7 +23,9 @@ def render_memory(plan: RunPlan) -> str:
     """The three tiers, the largest term of each first, then what the phases of a run peak at."""
     memory = plan.memory
     ranks = memory.ranks_per_node
-    lines = [f"memory by tier ({_FOUND_BY[memory.found_by]}, not measured)"]
+    lines = [
+        f"memory by tier ({_FOUND_BY[memory.found_by]}, not measured; % of what there is, or of what is needed if more)"
+    ]
     if memory.gpu_bytes or memory.gpu_capacity_bytes is not None:
         of_gpu = [(term.name, term.num_bytes) for term in memory.terms if term.tier == "gpu"]
         lines += _tier("a GPU", memory.gpu_capacity_bytes, memory.gpu_bytes, of_gpu)
@@ -60,8 +62,7 @@ def _tier(name: str, capacity: int | None, taken: int, terms: Sequence[tuple[str
 def _pinned(memory: MemoryEstimate) -> str:
     """Of a node's memory what is page-locked, and what torch's cache of pinned memory takes for it."""
     pinned = memory.ranks_per_node * sum(term.pinned_bytes for term in memory.terms)
-    rounded = memory.ranks_per_node * sum(term.pinned_rounded_bytes for term in memory.terms)
-    return f"pinned {gib(pinned)}, rounded up {gib(rounded)}" if pinned else ""
+    return f"pinned {gib(pinned)}, rounded up {gib(memory.pinned_bytes_per_node)}" if pinned else ""
 
 
 def _on_nvme(need: NvmeNeed) -> list[tuple[str, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from hpctrain.plan.job.azureml import AzureMlTarget, azureml_job_text
 from hpctrain.plan.layout import Batch
@@ -14,23 +15,40 @@ from hpctrain.units import counted, duration_in_words, parse_slurm_time, short_c
 
 
 def render_plan(plan: RunPlan, python: str) -> str:
-    """All of the plan: assumptions first, then shapes, memory, speed, runner-ups, batch script, DeepSpeed JSON, problems last."""
-    parts = [
-        "\n".join(render_notes(plan)),
-        _facts(plan),
-        render_memory(plan),
-        _speed(plan),
-        _choice(plan),
-    ]
+    """All of the plan: assumptions first, then shapes, memory, speed, runner-ups, batch script, DeepSpeed JSON, problems last.
+
+    Of an impossible plan its problems alone, of a launch check what it asks for.
+    """
+    if plan.is_impossible:
+        return _impossible(plan)
+    trains = plan.payload == "train"
+    parts = ["\n".join(render_notes(plan)), _facts(plan) if trains else _check_facts(plan)]
+    if trains:
+        parts += [render_memory(plan), _speed(plan), _choice(plan)]
     if plan.cluster_kind == "slurm":
         parts.append("batch script\n" + _indented(planned_script(plan.slurm, python)))
     if plan.azureml is not None:
         target = AzureMlTarget(UNNAMED_RUN_DIR, UNNAMED_RUN_DIR, UNNAMED_SNAPSHOT)
         parts.append("AzureML command job\n" + _indented(azureml_job_text(plan.azureml, target)))
-    parts.append("DeepSpeed configuration\n" + _indented(json.dumps(plan.ds_config, indent=2)))
+    if trains:
+        parts.append("DeepSpeed configuration\n" + _indented(json.dumps(plan.ds_config, indent=2)))
     if plan.problems:
-        parts.append("problems\n" + _indented("\n".join(map(str, plan.problems))))
+        parts.append(_problems(plan))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _impossible(plan: RunPlan) -> str:
+    told = "the problem" if len(plan.problems) == 1 else f"the {len(plan.problems)} problems"
+    parts = [
+        "\n".join(render_notes(plan)),
+        _problems(plan),
+        f"nothing can run like this: mend {told} above first; layout, batch, memory, speed and batch script are told then",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _problems(plan: RunPlan) -> str:
+    return "problems\n" + _indented("\n".join(map(str, plan.problems)))
 
 
 def _choice(plan: RunPlan) -> str:
@@ -85,9 +103,34 @@ def _facts(plan: RunPlan) -> str:
         ("hardware FLOPs", f"{flops.hardware_flops:.4e} a step (recomputation included)"),
         ("Megatron FLOPs", f"{flops.megatron_flops:.4e} a step (96·B·s·l·h²·(1 + s/6h + V/16lh))"),
     ]
-    if plan.slurm.options.get("time"):
-        seconds = _seconds(plan.slurm.options["time"])
-        rows.append(("time limit", "none" if seconds is None else duration_in_words(seconds)))
+    return _fact_lines([*rows, *_limit_rows(plan)])
+
+
+def _check_facts(plan: RunPlan) -> str:
+    layout, place = plan.layout, "GPUs" if plan.device == "cuda" else "CPU ranks"
+    rows = [
+        ("run", plan.name),
+        (
+            "launch check",
+            "ranks meet, count and measure themselves, and leave; no model is built",
+        ),
+        (
+            "ranks",
+            f"{counted(layout.num_nodes)} x {layout.gpus_per_node} = {layout.world_size:,} {place} ({plan.hardware_name})",
+        ),
+        ("time to meet", f"at most {plan.start_timeout_min} min (training.start_timeout_min)"),
+    ]
+    return _fact_lines([*rows, *_limit_rows(plan)])
+
+
+def _limit_rows(plan: RunPlan) -> list[tuple[str, str]]:
+    if not plan.slurm.options.get("time"):
+        return []
+    seconds = _seconds(plan.slurm.options["time"])
+    return [("time limit", "none" if seconds is None else duration_in_words(seconds))]
+
+
+def _fact_lines(rows: Sequence[tuple[str, str]]) -> str:
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
 

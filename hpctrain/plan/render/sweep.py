@@ -9,13 +9,15 @@ from hpctrain.plan.sweep.table import SweepRow, SweepTable
 from hpctrain.units import duration_in_words, short_count
 
 _NOT_SAID = "-"
+_MEMORY = "memory"
 
 
-def render_sweep(table: SweepTable) -> str:
+def render_sweep(table: SweepTable, width: int | None = None) -> str:
     """What ``plan -m`` prints: the table, how to read it, notes, and the problems of each point.
 
     Args:
         table: of ``sweep_table``, with at least one row.
+        width: columns of the terminal, to which a wide table is folded; None: a file or pipe, which may be as wide as it likes.
     """
     keys = list(table.rows[0].swept)
     with_cost = any(row.cost for row in table.rows)
@@ -24,7 +26,7 @@ def render_sweep(table: SweepTable) -> str:
     header += ["tokens/s", "TFLOP/s/GPU", "MFU", "scaling", "efficiency"]
     if with_cost:
         header += ["time", _hours_header(table.rows), "money"]
-    header.append("memory")
+    header.append(_MEMORY)
     lines = [
         [
             *row.swept.values(),
@@ -36,7 +38,7 @@ def render_sweep(table: SweepTable) -> str:
     ]
     plural = "s" if len(table.rows) > 1 else ""
     title = f"sweep of {len(table.rows)} point{plural}" + (f": {' '.join(table.fixed)}" if table.fixed else "")
-    parts = [title, _aligned(header, lines), "\n".join(_legend(table, with_cost))]
+    parts = [title, *_folded(header, lines, len(keys) + 2, width), "\n".join(_legend(table, with_cost))]
     problems = [f"{' '.join(row.overrides)}: {problem}" for row in table.rows for problem in row.problems]
     if problems:
         parts.append("problems\n" + "\n".join(f"  {problem}" for problem in problems))
@@ -50,9 +52,11 @@ def _short_names(keys: Sequence[str]) -> list[str]:
 
 
 def _speed_cells(row: SweepRow, with_form: bool) -> list[str]:
-    parts = f"{row.micro_batch_size} x {row.data_parallel_degree:,} x {row.gradient_accumulation_steps}"
-    batch = f"{row.global_batch_size:,} = {parts}"
-    form = [row.parallelism, row.activation_checkpointing] if with_form else []
+    batch = _NOT_SAID
+    if row.global_batch_size is not None:
+        parts = f"{row.micro_batch_size} x {row.data_parallel_degree:,} x {row.gradient_accumulation_steps}"
+        batch = f"{row.global_batch_size:,} = {parts}"
+    form = [row.parallelism or _NOT_SAID, row.activation_checkpointing or _NOT_SAID] if with_form else []
     cells = [f"{row.nodes:,}", f"{row.gpus:,}", *form, batch]
     if row.step_time_s is None:
         cells += [_NOT_SAID] * 4
@@ -86,8 +90,11 @@ def _hours_header(rows: Sequence[SweepRow]) -> str:
 
 def _legend(table: SweepTable, with_cost: bool) -> list[str]:
     """How to read the columns that could be read in two ways, then the notes."""
+    convention = table.rows[0].convention
+    meant = " (forward and backward once, dense attention)" if convention == "model" else ""
     lines = [
-        f"TFLOP/s/GPU counts FLOPs in the convention {table.rows[0].convention}; all speeds are predictions, not measured"
+        f"TFLOP/s/GPU counts FLOPs in the convention {convention}{meant}; all speeds are predictions, memory is an estimate:"
+        " nothing here is measured"
     ]
     bases = {row.scaling for row in table.rows if row.efficiency is not None}
     if "weak" in bases:
@@ -114,18 +121,34 @@ def _cost_legend(rows: Sequence[SweepRow]) -> list[str]:
     costs = [row.cost for row in rows if row.cost]
     tokens = [cost.tokens for cost in costs]
     amount = " to ".join(dict.fromkeys((short_count(min(tokens)), short_count(max(tokens)))))
-    counted = "saving, lost work and restarts" if all(cost.elapsed_s for cost in costs) else "steps alone"
+    counted = "with saving, lost work and restarts" if all(cost.elapsed_s for cost in costs) else "of the steps alone"
     if any(cost.elapsed_s for cost in costs) and not all(cost.elapsed_s for cost in costs):
-        counted = "saving, lost work and restarts where a point gets on between failures, else steps alone"
-    return [f"time and cost are for {amount} tokens of whole steps, with {counted}; --json has their ranges"]
+        counted = "with saving, lost work and restarts where a point gets on between failures, else of the steps alone"
+    return [f"predicted time and cost are for {amount} tokens in whole steps, {counted}; --json has their ranges"]
+
+
+def _folded(header: Sequence[str], lines: Sequence[Sequence[str]], num_keys: int, width: int | None) -> list[str]:
+    """The table, or as many below each other as make it fit, each with the columns that say which point a line is of."""
+    sizes = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
+    keys = range(num_keys)
+    blocks: list[list[int]] = [[]]
+    for column in range(num_keys, len(header)):
+        taken = sum(sizes[each] + 2 for each in (*keys, *blocks[-1]))
+        if width is not None and blocks[-1] and taken + sizes[column] > width:
+            blocks.append([])
+        blocks[-1].append(column)
+    places = [(*keys, *block) for block in blocks]
+    return [
+        _aligned([header[each] for each in own], [[line[each] for each in own] for line in lines]) for own in places
+    ]
 
 
 def _aligned(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Columns to the right, the last one (words) to the left."""
+    """Columns to the right, words of memory, which come last, to the left."""
     widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
 
     def text(cells: Sequence[str]) -> str:
-        right = [f"{cell:>{width}}" for cell, width in zip(cells[:-1], widths, strict=False)]
-        return "  ".join([*right, cells[-1]])
+        right = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
+        return "  ".join([*right[:-1], cells[-1]] if header[-1] == _MEMORY else right)
 
     return "\n".join(text(cells) for cells in (header, *lines))

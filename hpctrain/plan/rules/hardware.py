@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpctrain.config.schema import HardwareConfig
 from hpctrain.errors import Problem
+from hpctrain.plan.rules.gpu import gpu_problems, gpu_warnings
 
 MOST_LINK_SHARE = 0.5
 """Of its memory's rate what a GPU sends to a peer. Of the GPUs that are sold it is a tenth to a sixth (A100 300 of 2,039 GB/s,
@@ -14,26 +15,49 @@ as much."""
 
 LEAST_GPU_TFLOPS = 1.0
 """Of a GPU; one of 2014 had 4 in fp32. Less is in 1e15 FLOP/s."""
+LEAST_OF_PEAK = 0.1
+"""What large products reach of the peak, at the least; of the GPUs that are measured it is half (MI300X) to 0.87 (A100)."""
+LEAST_NETWORK_GB_PER_S = 1.0
+"""Of a node of GPUs: 8 Gb/s. Slower is an office's network, or in TB/s."""
 
 
 def hardware_problems(hardware: HardwareConfig) -> list[Problem]:
-    """Numbers that no machine can have together."""
-    problems = [
-        Problem(
-            f"hardware.achievable_tflops.{precision}",
-            f"{achievable:g}",
-            f"is above hardware.peak_tflops.{precision}={hardware.peak_tflops[precision]:g}, the most that a product can reach",
-            "exchange the two, or state both in 1e12 FLOP/s, dense",
-        )
-        for precision, achievable in hardware.achievable_tflops.items()
-        if achievable > hardware.peak_tflops.get(precision, achievable)
-    ]
-    for precision, peak in hardware.peak_tflops.items():
-        if hardware.device == "cuda" and peak < LEAST_GPU_TFLOPS:
+    """Numbers that no machine can have together, each told once."""
+    problems = [*_rate_problems(hardware), *_link_problems(hardware)]
+    told = {problem.key for problem in problems}
+    return [*problems, *(problem for problem in gpu_problems(hardware) if problem.key not in told)]
+
+
+def _rate_problems(hardware: HardwareConfig) -> list[Problem]:
+    """Peaks and what is measured of them, in another unit or exchanged."""
+    problems = []
+    for name in ("peak_tflops", "achievable_tflops"):
+        rates = getattr(hardware, name)
+        low = {precision: rate for precision, rate in rates.items() if rate < LEAST_GPU_TFLOPS}
+        if hardware.device == "cuda" and low:
+            precision, rate = next(iter(low.items()))
             rule = f"is below {LEAST_GPU_TFLOPS:g}, which every GPU has; it is in 1e12 FLOP/s"
             problems.append(
-                Problem(f"hardware.peak_tflops.{precision}", f"{peak:g}", rule, f"if it is in 1e15: {1000 * peak:g}")
+                Problem(f"hardware.{name}.{precision}", f"{rate:g}", rule, f"if it is in 1e15: {1000 * rate:g}")
             )
+    if problems:
+        return problems
+    for precision, achievable in hardware.achievable_tflops.items():
+        peak = hardware.peak_tflops.get(precision, achievable)
+        if LEAST_OF_PEAK * peak <= achievable <= peak:
+            continue
+        rule = f"is above hardware.peak_tflops.{precision}={peak:g}, the most that a product can reach"
+        fix = "exchange the two, or state both in 1e12 FLOP/s, dense"
+        if achievable < peak:
+            rule = f"is below {LEAST_OF_PEAK:g} x hardware.peak_tflops.{precision}={peak:g}, and large products reach half of it"
+            fix = "state both in 1e12 FLOP/s, dense"
+        problems.append(Problem(f"hardware.achievable_tflops.{precision}", f"{achievable:g}", rule, fix))
+    return problems
+
+
+def _link_problems(hardware: HardwareConfig) -> list[Problem]:
+    """Links faster than the memory at their ends."""
+    problems = []
     link, memory = hardware.intra_node_gb_per_s, hardware.gpu_memory_gb_per_s
     if link is not None and memory is not None and link > MOST_LINK_SHARE * memory:
         problems.append(
@@ -56,10 +80,16 @@ def hardware_problems(hardware: HardwareConfig) -> list[Problem]:
 
 def hardware_warnings(hardware: HardwareConfig) -> list[str]:
     """What is possible and most often a wrong unit."""
+    warnings = gpu_warnings(hardware)
     network, link = hardware.inter_node_gb_per_s, hardware.host_link_gb_per_s
-    if network is None or link is None or network / hardware.gpus_per_node <= MOST_NETWORK_SHARE * link:
-        return []
-    return [
-        f"hardware.inter_node_gb_per_s={network:g} are {network / hardware.gpus_per_node:g} GB/s for each GPU, more than"
-        f" {MOST_NETWORK_SHARE:g} x hardware.host_link_gb_per_s={link:g}; if it is in Gb/s: {network / 8:g}"
-    ]
+    if network is not None and link is not None and network / hardware.gpus_per_node > MOST_NETWORK_SHARE * link:
+        warnings.append(
+            f"hardware.inter_node_gb_per_s={network:g} are {network / hardware.gpus_per_node:g} GB/s for each GPU, more than"
+            f" {MOST_NETWORK_SHARE:g} x hardware.host_link_gb_per_s={link:g}; if it is in Gb/s: {network / 8:g}"
+        )
+    if network is not None and hardware.device == "cuda" and network < LEAST_NETWORK_GB_PER_S:
+        warnings.append(
+            f"hardware.inter_node_gb_per_s={network:g} is {8 * network:g} Gb/s for a node of {hardware.gpus_per_node} GPUs: a"
+            f" network of an office; if it is in TB/s: {1000 * network:g}"
+        )
+    return warnings

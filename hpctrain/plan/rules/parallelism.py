@@ -38,7 +38,9 @@ def resolve_layout(config: Config) -> tuple[Layout, tuple[Problem, ...]]:
     nodes = [str(value) for value in (below, below + step) if value]
     fits = _fitting(parallelism, sizes[0], layout.world_size, _degrees_of_model(config, sizes[0]))
     others = [f"parallelism.{sizes[0]}={value}" for value in _around(getattr(parallelism, sizes[0]), fits)]
-    is_fixed = config.cluster.kind == "local"
+    # More nodes do not help where the model cannot be cut like this.
+    is_cut = all(getattr(parallelism, name) in _degrees_of_model(config, name) for name in sizes)
+    is_fixed = config.cluster.kind == "local" or not is_cut
     nearest = [*([] if is_fixed else [f"nodes={' or '.join(nodes)}"]), *others]
     told = product if len(sizes) == 1 else f"{product} = {layout.ranks_per_replica}"
     problem = Problem(

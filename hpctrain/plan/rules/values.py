@@ -11,8 +11,15 @@ _SLURM_ONLY = (
 ).split()
 
 
+def place_problems(config: Config) -> list[Problem]:
+    """Nodes that the cluster has not."""
+    if config.cluster.kind != "local" or config.nodes == 1:
+        return []
+    return [Problem("nodes", str(config.nodes), "cluster=local is this one machine", "nearest: 1, or cluster=slurm")]
+
+
 def value_problems(config: Config, shape: ModelShape, seq_len: int) -> list[Problem]:
-    """Rules that join two groups."""
+    """Rules that join two values."""
     problems = []
     if shape.architecture == "gpt" and seq_len > shape.max_seq_len:
         problems.append(
@@ -22,10 +29,6 @@ def value_problems(config: Config, shape: ModelShape, seq_len: int) -> list[Prob
                 f"is longer than the {shape.max_seq_len} learned positions of model={shape.name}",
                 f"nearest: {shape.max_seq_len}, or set model.max_seq_len={seq_len}",
             )
-        )
-    if config.cluster.kind == "local" and config.nodes != 1:
-        problems.append(
-            Problem("nodes", str(config.nodes), "cluster=local is this one machine", "nearest: 1, or cluster=slurm")
         )
     training = config.training
     if training.decay != "constant" and training.min_learning_rate > training.learning_rate:

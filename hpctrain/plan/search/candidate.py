@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from hpctrain.config.schema import ActivationCheckpointing, Config
+from hpctrain.plan.rank_work import RankWork
 
 Place = Literal["none", "cpu", "nvme"]
 
@@ -60,6 +61,23 @@ class Candidate(NamedTuple):
     offload_ratio: float
     passes: Passes
     spread: Spread
+
+    @classmethod
+    def of(cls, work: RankWork) -> Candidate:
+        """What one rank's work is a case of."""
+        layout, parallelism, batch = work.layout, work.parallelism, work.batch
+        return cls(
+            Degrees(layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.sequence_parallel_size),
+            States(
+                parallelism.zero_stage,
+                parallelism.offload_optimizer,
+                parallelism.offload_param,
+                parallelism.hpz_partition_size,
+            ),
+            parallelism.offload_ratio,
+            Passes(work.checkpointing, work.offload_activations),
+            Spread(batch.micro_batch_size, batch.gradient_accumulation_steps),
+        )
 
     def applied(self, config: Config) -> Config:
         """The configuration with nothing open."""

@@ -39,6 +39,9 @@ class Columns:
         self.accumulates = np.minimum(self.accumulations, np.maximum(self.pipeline, 2))
         """Micro steps whose gradients or activations wait for others."""
         self.layout_numbers = np.array([row.layout for row in space.rows])
+        cuts = {(each.tensor, each.pipeline): number for number, each in reversed(list(enumerate(space.layouts)))}
+        self.cut_numbers = np.array([cuts[each.tensor, each.pipeline] for each in space.layouts])
+        """Of each layout the first that cuts the model in the same way."""
         own = [
             rank_parameters(self.shape, Layout(config.nodes, config.hardware.gpus_per_node, *each))
             for each in space.layouts

@@ -1,7 +1,7 @@
 """Lower bounds of a candidate's memory: what one rank holds at once at one moment, the end of the last block's backward pass.
 
 They hold for candidates that break no rule, and are no estimate: the exact rules (``plan/memory/estimate``) decide on all that is
-below them. Held against these in tests/plan/search.
+below them, and what they say of the states of one is known of all that have the same. Held against these in tests/plan/search.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _rounded(piece_bytes: Floats | float) -> Floats:
 
 
 def state_floors(columns: Columns, rows: Numbers, states: States, offload_ratios: Floats) -> Floors:
-    """Parameters, gradients and optimizer states of one rank that are there throughout, and a gathered block in stage 3.
+    """Parameters, gradients and optimizer states of one rank that are there throughout.
 
     Args:
         columns: of a space.
@@ -97,17 +97,31 @@ def state_floors(columns: Columns, rows: Numbers, states: States, offload_ratios
     moved = np.where(offload_ratios == 1, 1.0, np.maximum(0.0, offload_ratios - _MISSED_SHARE))
     kept = np.where(offload_ratios == 1, 0.0, np.maximum(0.0, 1 - offload_ratios - _MISSED_SHARE))
     gpu = bucket + ((_ADAM + _FP32) * kept if is_moved else _ADAM + width) * share
-    host = ((_ADAM + _FP32) * moved * of_any + pinned(width * of_any)) * is_in_host
-    second = states.hpz_partition_size
+    host = (_ADAM + _FP32) * moved * of_any * is_in_host + pinned(width * of_any) * is_moved
     if states.offload_param == "none":
         gpu += width * share
     elif states.offload_param == "cpu":
         host += pinned(width * of_any)
+    return Floors(gpu, host)
+
+
+def gathered_floors(columns: Columns, rows: Numbers, states: States) -> Floats:
+    """Stage 3: a gathered block and the second partition.
+
+    Args:
+        columns: of a space.
+        rows: of these.
+        states: where they are kept.
+    """
+    width, second = BYTES_PER_ELEMENT[columns.precision], states.hpz_partition_size
+    found = np.zeros(len(rows))
+    if states.zero_stage < 3:
+        return found
     if second > 1:
-        gpu += width * whole / second
+        found += width * columns.parameters[rows] / second
     # Of one rank nothing is gathered; the second partition may be smaller by its share of what is.
-    gathers = (ranks > 1) | (states.offload_param != "none")
-    return Floors(gpu + np.where(gathers, width * columns.gathered[rows] * (1 - (second > 1) / second), 0.0), host)
+    gathers = (columns.zero_ranks[rows] > 1) | (states.offload_param != "none")
+    return found + np.where(gathers, width * columns.gathered[rows] * (1 - (second > 1) / second), 0.0)
 
 
 def node_floors(config: Config, rank: Floors, is_cut: npt.NDArray[np.bool_]) -> Floors:

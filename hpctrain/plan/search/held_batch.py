@@ -17,6 +17,8 @@ MOST_SEQUENCES_PER_GPU = 8
 """Of a step whose batch nobody states."""
 MOST_TOKENS_PER_GPU = 16384
 """The same in tokens, for long sequences; a choice: 2,048 tokens eight times, a long enough product for any matrix."""
+LARGEST_MICRO_BATCH = 128
+"""Sequences of those that a rank takes at a time, however large its share of the batch is."""
 
 _T = TypeVar("_T")
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from hpctrain.config.schema import Config
 from hpctrain.plan.memory.estimate import USED_AT_MOST
-from hpctrain.plan.search.candidate import Candidate
-from hpctrain.plan.search.columns import Floats
+from hpctrain.plan.search.columns import Floats, Numbers
+from hpctrain.plan.search.plainness import NOISE, is_plainer, plainness
 from hpctrain.plan.search.scores import ACTIVATIONS_MOVED, Booleans, Scores
 from hpctrain.plan.search.verdict import Verdict, verdict_of
 
-NOISE = 0.05
-"""Times as near as this are equal: published rows are met to some 3 % in the median, and of two forms each has that error."""
 _AS_LEAN = 0.02
 """What needs so little more than the least needs as little."""
 _REFUSED_BEFORE_LEANEST = 3
@@ -44,6 +42,11 @@ class Picking:
             self._verdicts[number] = verdict_of(self.scores.candidate(number).applied(self._config))
         return self._verdicts[number]
 
+    def fits_any(self, has_headroom: bool) -> bool:
+        """Whether a candidate fits; asked of what needs least first."""
+        walk = _Walk(self, has_headroom, self.scores.used_shares)
+        return walk.next() is not None
+
     def best(self, has_headroom: bool, limit: int) -> list[int]:
         """Candidates that fit, each the best of its kind, the best first; empty: none fits.
 
@@ -51,7 +54,7 @@ class Picking:
             has_headroom: a tenth of each tier must stay free.
             limit: so many at most.
         """
-        walk = _Walk(self, has_headroom)
+        walk = _Walk(self, has_headroom, None)
         fastest = walk.next()
         if fastest is None:
             return []
@@ -81,51 +84,86 @@ class Picking:
         scores = self.scores
         plainer = [
             self._leanest((scores.forms == form) & (scores.moved <= ACTIVATIONS_MOVED))
-            for form, first in zip(*np.unique(scores.forms, return_index=True), strict=True)
-            if is_plainer(scores.candidate(int(first)), scores.candidate(best))
+            for form in _numbers_in(scores.forms)
+            if is_plainer(scores.candidate(int(np.argmax(scores.forms == form))), scores.candidate(best))
         ]
         for number in sorted(plainer, key=lambda each: scores.used_shares[each]):
             if not (verdict := self.verdict(number)).fits(has_headroom):
                 return verdict
         return None
 
-    def nearest_kinds(self, limit: int) -> list[Verdict]:
-        """Of each kind what needs least: those that are near to the nearest to fitting by plainness, then the others."""
+    def leanest_kinds(self, limit: int) -> list[int]:
+        """Of each kind what needs least, as far as it is among the first of them."""
         bounds = self.scores.used_shares
-        leanest = sorted((self._leanest(among) for among in self._kinds()), key=lambda number: bounds[number])
-        shares = {number: _used_share(self.verdict(number)) for number in leanest[: 2 * limit]}
-        is_far = {number: share > (1 + _NEAR) * min(shares.values()) for number, share in shares.items()}
-        order = sorted(shares, key=lambda each: (is_far[each], plainness(self.scores.candidate(each)), shares[each]))
-        return [self.verdict(number) for number in order[:limit]]
+        return sorted((self._leanest(among) for among in self._kinds()), key=lambda number: bounds[number])[:limit]
 
     def _kinds(self) -> Iterator[Booleans]:
         """Candidates of one form that move the same off the GPU."""
         kinds = self.scores.forms * 8 + self.scores.moved
-        return (kinds == kind for kind in np.unique(kinds))
+        return (kinds == kind for kind in _numbers_in(kinds))
 
     def _leanest(self, among: Booleans) -> int:
-        """Of those whose bounds are hardly more than the least share of what there is, the plainest."""
+        """Of those whose bounds are hardly more than the least share of what there is, the plainest; of these the smallest micro
+        batch, which the tier that is not the shortest may need."""
         shares = np.where(among, self.scores.used_shares, np.inf)
         near = np.flatnonzero(shares <= (1 + _AS_LEAN) * shares.min())
-        return int(min(near.tolist(), key=lambda number: plainness(self.scores.candidate(number))))
+
+        def order(number: int) -> tuple[float, ...]:
+            candidate = self.scores.candidate(number)
+            return (*plainness(candidate)[:-1], candidate.spread.micro_batch_size)
+
+        return int(min(near.tolist(), key=order))
+
+
+def nearest_kinds(pickings: Sequence[Picking], limit: int) -> list[Verdict]:
+    """Of each kind what needs least: those that are near to the nearest to fitting by plainness, then the others.
+
+    Args:
+        pickings: in none of which anything fits.
+        limit: so many at most.
+    """
+    found = [
+        (plainness(picking.scores.candidate(number)), picking.verdict(number))
+        for picking in pickings
+        for number in picking.leanest_kinds(2 * limit)
+    ]
+    shares = [_used_share(verdict) for _, verdict in found]
+    order = sorted(
+        range(len(found)), key=lambda each: (shares[each] > (1 + _NEAR) * min(shares), found[each][0], shares[each])
+    )
+    return [found[each][1] for each in order[:limit]]
+
+
+def _numbers_in(small: Numbers) -> list[int]:
+    """Each once, rising. ``numpy.unique`` imports numpy's masked arrays, which take as long as a small search."""
+    return np.flatnonzero(np.bincount(small)).tolist()
 
 
 def _used_share(verdict: Verdict) -> float:
     """Of the tier that is the shortest; what breaks a rule comes behind all that does not."""
-    memory = verdict.memory
-    tiers = ((memory.gpu_bytes, memory.gpu_capacity_bytes), (memory.host_bytes_per_node, memory.host_capacity_bytes))
+    memory, nvme = verdict.memory, verdict.nvme
+    tiers = [(memory.gpu_bytes, memory.gpu_capacity_bytes), (memory.host_bytes_per_node, memory.host_capacity_bytes)]
+    tiers += [(nvme.bytes_per_node, nvme.capacity_bytes)] if nvme else []
     share = max((needed / capacity for needed, capacity in tiers if capacity), default=0.0)
     return share if all(problem.kind == "memory" for problem in verdict.problems) else math.inf
 
 
 class _Walk:
-    """Down the list; what is known not to fit is taken out."""
+    """Down a list; what is known not to fit is taken out."""
 
-    def __init__(self, picking: Picking, has_headroom: bool) -> None:
+    def __init__(self, picking: Picking, has_headroom: bool, order: Floats | None) -> None:
+        """Starts at its head.
+
+        Args:
+            picking: of the candidates.
+            has_headroom: a tenth of each tier must stay free.
+            order: of them; None: by time.
+        """
         self._picking, self._has_headroom = picking, has_headroom
         self._scores = picking.scores
-        self.alive = self._scores.may_fit(USED_AT_MOST if has_headroom else 1.0)
-        self._order = _order(self._scores, self.alive)
+        self._used_at_most = USED_AT_MOST if has_headroom else 1.0
+        self.alive = self._scores.may_fit(self._used_at_most)
+        self._order = _by_time(self._scores, self.alive) if order is None else order
         self.is_brief = False
         """Few verdicts are asked for."""
         self._refused = Counter[int]()
@@ -135,6 +173,9 @@ class _Walk:
         """The first one that fits; None: there is none, or it is not looked for any longer."""
         while self.alive.any() and not (self.is_brief and self._refused.total() >= _MOST_VERDICTS):
             number = int(np.argmin(np.where(self.alive, self._order, np.inf)))
+            if self._scores.learn(number):
+                self.alive &= self._scores.may_fit(self._used_at_most)
+                continue
             if self.fits(number):
                 return number
             form = int(self._scores.forms[number])
@@ -169,7 +210,7 @@ class _Walk:
             (memory.gpu_bytes, memory.gpu_capacity_bytes),
             (memory.host_bytes_per_node, memory.host_capacity_bytes),
         )[tier]
-        return capacity is not None and needed > (USED_AT_MOST if self._has_headroom else 1.0) * capacity
+        return capacity is not None and needed > self._used_at_most * capacity
 
     def drop_kind_of(self, number: int) -> None:
         """Its kind has its best; what is of the same form and only moves more off the GPU is none of its own."""
@@ -178,34 +219,10 @@ class _Walk:
         self.alive &= ~(is_same_form & (scores.moved & scores.moved[number] == scores.moved[number]))
 
 
-def _order(scores: Scores, alive: Booleans) -> Floats:
+def _by_time(scores: Scores, alive: Booleans) -> Floats:
     """By time; those without one behind, by plainness."""
     order, is_known = scores.times_s.copy(), np.isfinite(scores.times_s)
     unknown = np.flatnonzero(alive & ~is_known).tolist()
     by_plainness = sorted(unknown, key=lambda each: plainness(scores.candidate(each)))
     order[by_plainness] = 1 + np.max(order, where=is_known, initial=0.0) + np.arange(len(by_plainness))
     return order
-
-
-def plainness(candidate: Candidate) -> tuple[float, ...]:
-    """The smaller, the fewer mechanisms: offloads, kinds of model parallelism, stage, recomputation, accumulation."""
-    states, degrees, passes = candidate.states, candidate.degrees, candidate.passes
-    places = (states.offload_optimizer, states.offload_param)
-    modes = ("none", "selective", "full")
-    return (
-        sum(place == "nvme" for place in places),
-        sum(place != "none" for place in places) + passes.offload_activations,
-        sum(degree > 1 for degree in degrees),
-        states.hpz_partition_size > 1,
-        states.zero_stage,
-        candidate.offload_ratio,
-        degrees.tensor * degrees.pipeline * degrees.sequence,
-        modes.index(passes.checkpointing),
-        candidate.spread.accumulation,
-    )
-
-
-def is_plainer(candidate: Candidate, best: Candidate) -> bool:
-    """Data parallelism with or without ZeRO and nothing else, where the best has more, or a higher stage."""
-    is_plain = max(candidate.degrees) == 1 and candidate.states[1:] == ("none", "none", 1)
-    return is_plain and plainness(candidate)[:5] < plainness(best)[:5]

@@ -14,14 +14,14 @@ from hpctrain.config.schema import Config
 from hpctrain.plan.model_shape import resolve_model_shape
 from hpctrain.plan.search.candidate import OpenKeys
 from hpctrain.plan.search.held_batch import Held, held_batches
-from hpctrain.plan.search.picking import Picking
+from hpctrain.plan.search.picking import Picking, nearest_kinds
 from hpctrain.plan.search.reasons import best_reason, place_reason, shortage_reason
 from hpctrain.plan.search.scores import Scores
 from hpctrain.plan.search.space import search_space
 from hpctrain.plan.search.verdict import Verdict
 from hpctrain.plan.speed.step_time import StepPrediction
 
-__all__ = ["Choice", "OpenKeys", "Ranking", "rank_choices"]
+__all__ = ["Choice", "OpenKeys", "Ranking", "any_fits", "rank_choices"]
 
 
 @dataclass(frozen=True)
@@ -72,17 +72,32 @@ def rank_choices(config: Config, open_keys: OpenKeys, limit: int = 5) -> Ranking
         open_keys: what may be chosen.
         limit: choices at most.
     """
-    considered, nearest = 0, None
+    considered, refused = 0, list[_Trial]()
     for trial in _trials(config, open_keys):
         considered += len(trial.picking) if trial.is_new else 0
         numbers = trial.picking.best(trial.has_headroom, limit)
         if numbers:
             rows = _choices(trial, numbers, limit)
             return Ranking(tuple(rows), considered, trial.held.text)
-        nearest = nearest or trial
-    if nearest is None:
+        refused += [trial] if trial.is_new else []
+    if not refused:
         return Ranking((), considered, "")
-    return Ranking(tuple(_nearest(nearest, limit)), considered, nearest.held.text)
+    held = refused[0].held
+    nearest = nearest_kinds([trial.picking for trial in refused if trial.held == held], limit)
+    rows = (_choice(verdict, verdict.prediction(), shortage_reason(verdict)) for verdict in nearest)
+    return Ranking(tuple(rows), considered, held.text)
+
+
+def any_fits(config: Config, open_keys: OpenKeys, has_headroom: bool) -> bool:
+    """Whether the first of ``rank_choices`` would fit, for a part of what it takes to find which one that is.
+
+    Args:
+        config: typed; the values of open keys are not looked at.
+        open_keys: what may be chosen.
+        has_headroom: a tenth of each tier must stay free.
+    """
+    trials = (trial for trial in _trials(config, open_keys) if trial.has_headroom == has_headroom)
+    return any(trial.picking.fits_any(has_headroom) for trial in trials)
 
 
 class _Trial(NamedTuple):
@@ -126,12 +141,6 @@ def _choices(trial: _Trial, numbers: list[int], limit: int) -> Iterator[Choice]:
         yield _choice(verdict, prediction, place_reason(first, prediction))
     if refused is not None:
         yield _choice(refused, refused.prediction(), shortage_reason(refused))
-
-
-def _nearest(trial: _Trial, limit: int) -> list[Choice]:
-    """Where nothing fits: of each kind what needs least, the nearest first."""
-    verdicts = trial.picking.nearest_kinds(limit)
-    return [_choice(verdict, verdict.prediction(), shortage_reason(verdict)) for verdict in verdicts]
 
 
 def _choice(verdict: Verdict, prediction: StepPrediction | None, reason: str) -> Choice:

@@ -48,10 +48,12 @@ def shortage_reason(verdict: Verdict) -> str:
     rules = [problem for problem in verdict.problems if problem.kind != "memory"]
     if rules:
         return f"not allowed: {rules[0].key}={rules[0].value}"
-    tiers = ((verdict.gpu_free_bytes, "on a GPU"), (verdict.host_free_bytes, "in a node's memory"))
+    tiers = (
+        (verdict.gpu_free_bytes, "on a GPU"),
+        (verdict.host_free_bytes, "in a node's memory"),
+        (verdict.nvme_free_bytes, "on a node's NVMe"),
+    )
     short = [f"{gib(-free)} short {place}" for free, place in tiers if free is not None and free < 0]
     if short:
         return f"does not fit: {', '.join(short)}"
-    if verdict.problems:
-        return f"does not fit: {verdict.problems[0].key} {verdict.problems[0].value}"
     return "fits with less than a tenth of the memory free"

@@ -34,9 +34,7 @@ from hpctrain.plan.search.candidate import (
     Spread,
     States,
 )
-from hpctrain.plan.search.held_batch import stated
-
-_LARGEST_MICRO_BATCH = 128
+from hpctrain.plan.search.held_batch import LARGEST_MICRO_BATCH, stated
 
 
 def search_space(config: Config, open_keys: OpenKeys, num_sequences: int, uses_nvme: bool) -> Space:
@@ -47,7 +45,7 @@ def search_space(config: Config, open_keys: OpenKeys, num_sequences: int, uses_n
         open_keys: what may be chosen.
         num_sequences: of a step.
         uses_nvme: states may be moved to NVMe, and then all of these candidates do; where a key of it is stated, that stands.
-            Degrees that are open are then 1 and recomputation full: this is the last resort, of few candidates.
+            Recomputation that is open is then full and stages of a pipeline one: this is the last resort, of few candidates.
     """
     if uses_nvme or "nvme" in _stated_places(config, open_keys):
         config, open_keys = _last_resort(config, open_keys)
@@ -80,11 +78,11 @@ def _stated_places(config: Config, open_keys: OpenKeys) -> list[Place]:
 
 
 def _last_resort(config: Config, open_keys: OpenKeys) -> tuple[Config, OpenKeys]:
-    """With the plainest degrees and full recomputation, where they are open."""
-    sizes = (
-        *("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel_size", "hpz_partition_size"),
-        "offload_ratio",
-    )
+    """With full recomputation, all of the optimizer moved, and nothing that takes room for speed, where they are open.
+
+    Ranks of a tensor or of a sequence stay open: what a rank works on at a time is all that is left on the GPU.
+    """
+    sizes = ("pipeline_parallel_size", "hpz_partition_size", "offload_ratio")
     plain = [name for name in sizes if f"parallelism.{name}" in open_keys]
     parallelism = dataclasses.replace(config.parallelism, **cast(Any, dict.fromkeys(plain, 1)))
     training, closed = config.training, {f"parallelism.{name}" for name in plain}
@@ -167,7 +165,7 @@ def _spreads(config: Config, open_keys: OpenKeys, num_sequences: int, data_paral
         return ()
     micro = stated(training.micro_batch_size, "training.micro_batch_size", open_keys)
     accumulation = stated(training.gradient_accumulation_steps, "training.gradient_accumulation_steps", open_keys)
-    sizes = [micro] if micro else [size for size in divisors(share) if size <= _LARGEST_MICRO_BATCH]
+    sizes = [micro] if micro else [size for size in divisors(share) if size <= LARGEST_MICRO_BATCH]
     spreads = [Spread(size, share // size) for size in sizes if share % size == 0]
     if accumulation:
         spreads = [each for each in spreads if each.accumulation == accumulation]

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from hpctrain.config.schema import Config
 from hpctrain.errors import Problem
 from hpctrain.plan.flops import step_flops
-from hpctrain.plan.layout import resolve_batch
 from hpctrain.plan.memory.estimate import MemoryEstimate, estimate_memory
-from hpctrain.plan.memory.settings import resolved_work, with_tiers
+from hpctrain.plan.memory.settings import settled
 from hpctrain.plan.model_shape import resolve_model_shape
-from hpctrain.plan.nvme.need import nvme_need, nvme_problems
+from hpctrain.plan.nvme.need import NvmeNeed, nvme_need, nvme_problems
 from hpctrain.plan.rank_work import RankWork
 from hpctrain.plan.rules.compile import compile_problems
 from hpctrain.plan.rules.parallelism import parallelism_problems, resolve_layout
@@ -25,6 +24,8 @@ class Verdict:
     config: Config
     work: RankWork
     memory: MemoryEstimate
+    nvme: NvmeNeed | None
+    """None: nothing is there."""
     problems: tuple[Problem, ...]
     """Of what a search chooses; what it cannot mend is left to the plan. Those of memory are among them."""
 
@@ -44,6 +45,13 @@ class Verdict:
         capacity = self.memory.host_capacity_bytes
         return None if capacity is None else capacity - self.memory.host_bytes_per_node
 
+    @property
+    def nvme_free_bytes(self) -> int | None:
+        """Of a node's NVMe; None: nothing is there, or its size is not stated."""
+        if self.nvme is None or self.nvme.capacity_bytes is None:
+            return None
+        return self.nvme.capacity_bytes - self.nvme.bytes_per_node
+
     def prediction(self) -> StepPrediction | None:
         """Of its step."""
         batch, parallelism = self.work.batch, self.work.parallelism
@@ -61,22 +69,15 @@ def verdict_of(config: Config) -> Verdict:
     """
     shape, _ = resolve_model_shape(config.model)
     layout, layout_problems = resolve_layout(config)
-    tiered, _ = with_tiers(config, shape, layout)
-    training, parallelism = tiered.training, tiered.parallelism
-    micro, checkpointing = training.micro_batch_size, training.activation_checkpointing
-    assert micro is not None, "a candidate states its micro batch"
-    assert checkpointing is not None, "a candidate states its recomputation"
-    seq_len = training.seq_len or shape.max_seq_len
-    batch, batch_problems = resolve_batch(training, micro, layout.data_parallel_degree, seq_len)
-    work = resolved_work(tiered, shape, layout, batch, config.precision, checkpointing)
+    tiered, batch_problems, work, _ = settled(config, shape, layout)
     memory = estimate_memory(work)
-    need = nvme_need(parallelism, tiered.hardware, shape, layout, work.bytes_per_element)
+    need = nvme_need(work.parallelism, work.hardware, shape, layout, work.bytes_per_element)
     problems = (
         *layout_problems,
         *batch_problems,
-        *parallelism_problems(tiered, shape, layout, seq_len),
+        *parallelism_problems(tiered, shape, layout, work.batch.seq_len),
         *compile_problems(tiered),
         *memory.problems(),
-        *nvme_problems(parallelism, tiered.hardware, need),
+        *nvme_problems(work.parallelism, work.hardware, need),
     )
-    return Verdict(config, work, memory, problems)
+    return Verdict(config, work, memory, need, problems)

@@ -9,8 +9,7 @@ from typing import Any
 
 from hpctrain.config.calibration import Calibration, PartKind
 from hpctrain.config.schema import Config, HardwareConfig, Precision
-from hpctrain.plan.memory.settings import resolved_work, with_tiers
-from hpctrain.plan.run_plan import RunPlan
+from hpctrain.plan.run_plan import RunPlan, planned_work
 from hpctrain.plan.speed.nvme_parts import NvmeTraffic
 from hpctrain.plan.speed.software import SOFTWARE, SUSTAINED
 from hpctrain.plan.speed.step_parts import Machine, Setup, step_parts
@@ -119,9 +118,7 @@ def prediction_of_run(plan: RunPlan, config: Config) -> tuple[StepPrediction | N
         config: as the run keeps it.
     """
     config = dataclasses.replace(config, parallelism=dataclasses.replace(config.parallelism, **_moved(plan, config)))
-    config, _ = with_tiers(config, plan.model, plan.layout)
-    work = resolved_work(config, plan.model, plan.layout, plan.batch, plan.precision, plan.activation_checkpointing)
-    return predict_step(work, plan.flops_per_step)
+    return predict_step(planned_work(config, plan), plan.flops_per_step)
 
 
 def _moved(plan: RunPlan, config: Config) -> dict[str, Any]:

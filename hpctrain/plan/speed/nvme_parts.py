@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpctrain.plan.elementwise import larger
 from hpctrain.units import GIGA
 
 
@@ -55,5 +56,6 @@ def nvme_parts(
     in_passes = 2 * num_micro_steps * traffic.parameter_bytes / read_rate + traffic.gradient_bytes / write_rate
     reading = (traffic.state_bytes + traffic.gradient_bytes) / read_rate
     writing = (traffic.state_bytes + traffic.parameter_bytes) / write_rate
-    in_step = max(reading, writing, cpu_s) - cpu_s if traffic.is_pipelined else reading + writing
-    return {"NVMe in the passes": max(0.0, in_passes - hidden_s), "NVMe in the optimizer": in_step}
+    slowest = larger(max(reading, writing), cpu_s)
+    in_step = slowest - cpu_s if traffic.is_pipelined else reading + writing
+    return {"NVMe in the passes": larger(0.0, in_passes - hidden_s), "NVMe in the optimizer": in_step}

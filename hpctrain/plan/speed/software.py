@@ -12,6 +12,9 @@ from typing import NamedTuple
 HALF_RATE_OUTPUTS = 5.0e6
 """Elements of a product's result at which it runs at half of its rate: the last wave of tiles fills the GPU only in part.
 Fitted on llm-foundry (A100, and 8 H100) and fms-fsdp (A100)."""
+VOLTA_HALF_RATE_OUTPUTS = HALF_RATE_OUTPUTS * (80 * 128 * 128) / (108 * 256 * 128)
+"""The same for a V100, by the elements of one wave: 80 multiprocessors with tiles of 128 x 128, where an A100 has 108 with
+256 x 128. Source: NVIDIA, Matrix Multiplication Background User's Guide. Counted, not fitted."""
 HALF_RATE_DEPTH = 220.0
 """Terms of a sum at which it does so: the start and end of a tile weigh as much as its sum. Fitted with the above."""
 UNALIGNED_SHARE = 0.68
@@ -24,6 +27,9 @@ softmax (4) and the dropout with its mask (5), read by the product (2). Counted,
 LOSS_BYTES_PER_LOGIT = 20
 """Traffic of one logit in all passes: written in 16 bit (2), cast to fp32 (2 + 4), read by the log-softmax (4), read again in the
 backward pass and its gradient written (4 + 4). Counted, not fitted."""
+EAGER_ELEMENT_TRAFFIC = 3.5
+"""Element-wise traffic of Hugging Face's own blocks, against once: a norm is eight operators in fp32, rotary positions and the
+gate three each. Fitted on a 7B model with FSDP and with ZeRO-3 on 4 A100 (the blog post deepspeed-to-fsdp-and-back)."""
 ADAM_BYTES_PER_PARAMETER = 30
 """Master, two moments and gradient read (4 + 8 + 4), master and moments written (4 + 8), 16-bit parameter written (2)."""
 HOST_ADAM_BYTES_PER_PARAMETER = 44
@@ -50,25 +56,39 @@ class Sustained(NamedTuple):
     attention: float = 1.0
     fp8: float = 1.0
     """Of a block's products in fp8."""
+    half_rate_outputs: float = HALF_RATE_OUTPUTS
 
 
-_HOPPER = ("H100", "H200", "GH200")
+_HOPPER = ("H100", "H200", "H800", "H20")
+_GRACE_SHARE = 0.74
+"""Of an H100's rates, on a GH200 whose CPU shares its power. Fitted on Llama 3.2 3B on 4 GPUs of Alps (swiss-ai/Megatron-LM,
+pull request 10)."""
 OWN_KERNELS = {
     **dict.fromkeys(_HOPPER, Sustained(0.965, 1.7, 0.965)),
-    "B200": Sustained(0.63, 1.45, 0.84),
-    "GB200": Sustained(0.84, 1.45, 0.84),
+    "GH200": Sustained(0.965 * _GRACE_SHARE, 1.7 * _GRACE_SHARE, 0.965 * _GRACE_SHARE),
+    **dict.fromkeys(("B200", "B300"), Sustained(0.63, 1.45, 0.84)),
+    **dict.fromkeys(("GB200", "GB300"), Sustained(0.84, 1.45, 0.84)),
 }
 """By family, where kernels were made for it (Transformer Engine, attention of cuDNN). Fitted on DGX Cloud: H100; 405B in 16 bit
 on 128 and 256 GB200, whose other two rates are taken to fall by as much. B200, a board with less power, in 16 bit: 0.49 of its
-peak, the mean of the products that MooreThreads/SimuMax measured (configs/system/b200_bf16_ceperm.json)."""
+peak, the mean of the products that MooreThreads/SimuMax measured (configs/system/b200_bf16_ceperm.json). B300 and GB300 are taken
+for the same."""
 SUSTAINED = {
     **dict.fromkeys(_HOPPER, Sustained(0.866, 0.62, 0.866)),
-    "B200": Sustained(0.57, 0.53, 0.75),
-    "GB200": Sustained(0.75, 0.53, 0.75),
+    "GH200": Sustained(0.866 * _GRACE_SHARE, 0.62 * _GRACE_SHARE, 0.866 * _GRACE_SHARE),
+    **dict.fromkeys(("B200", "B300"), Sustained(0.57, 0.53, 0.75)),
+    **dict.fromkeys(("GB200", "GB300"), Sustained(0.75, 0.53, 0.75)),
+    **dict.fromkeys(("MI250X", "MI250"), Sustained(0.8, 0.6)),
+    "MAX": Sustained(0.5, 0.5),
+    "V100": Sustained(0.85, half_rate_outputs=VOLTA_HALF_RATE_OUTPUTS),
+    **dict.fromkeys(("T4", "TITANRTX"), Sustained(half_rate_outputs=VOLTA_HALF_RATE_OUTPUTS)),
 }
-"""By family, with kernels that were made for the A100: power limits bind, and
-attention kernels of these generations were made for Ampere. Fitted on llm-foundry, 8 H100; B200 and GB200 by the same shares of
-``OWN_KERNELS``, an assumption; of other families nothing is known, and they are taken to hold their rate."""
+"""By family, with kernels that were made for the A100: power limits bind, and attention kernels of these generations were made
+for Ampere. Fitted on llm-foundry, 8 H100; MI250X on two runs on Frontier (175B and 1T, arXiv 2312.12705); Max on 70B on 96 and
+192 stacks of Aurora (saforem2/Megatron-DeepSpeed, ALCF/notes), from one micro batch to the next. V100 by its best measured
+matmul, 83 of 112 TFLOP/s (arXiv 1803.04014; that this was the PCIe form is an assumption), against the A100's 271 of 312. B200
+and GB200 by the same shares of ``OWN_KERNELS``, an assumption; of other families nothing is known, and they are taken to hold
+their rate."""
 
 
 def sustained_rates(family: str, own_kernels: bool) -> Sustained:
@@ -139,6 +159,17 @@ _FSDP = Software(
     validated_on="llm-foundry on 16 to 64 H100 and fms-fsdp on 96 H100",
     errors=(-0.15, 0.02),
 )
+_FSDP_2022 = replace(
+    _FSDP,
+    name="fsdp_2022",
+    fitted_on="MosaicML's first table of FSDP on A100 (PyTorch 1.13, March 2023): element-wise work in fp32 under autocast, and"
+    " the first flash attention; rate of products as deepspeed_2022",
+    validated_on="",
+    errors=(-0.15, 0.05),
+    matrix_share=0.878,
+    element_traffic=3.0,
+    attention_share=0.3,
+)
 _FSDP_COMPILED = replace(
     _FSDP,
     name="fsdp_compiled",
@@ -201,7 +232,7 @@ _DEEPSPEED_2021 = replace(
     name="deepspeed_2021",
     fitted_on="fixed costs read from Megatron-LM SC21, table 2 (175B and 530B, ZeRO-3 on 384 to 2,240 GPUs)",
     validated_on="BigScience on V100 with ZeRO-3, whose authors warn of 40 % noise by the network",
-    errors=(-0.76, -0.12),
+    errors=(-0.74, -0.07),
     network_share=0.24,
     hop_latency_s=1.6e-5,
     collectives_per_block=4.0,
@@ -247,6 +278,7 @@ SOFTWARE: dict[str, Software] = {
     software.name: software
     for software in (
         _FSDP,
+        _FSDP_2022,
         _FSDP_COMPILED,
         _MEGATRON_2021,
         _MEGATRON_DEEPSPEED_2022,

@@ -27,6 +27,7 @@ from hpctrain.plan.speed.software import (
 from hpctrain.units import GIGA, TERA
 
 Recomputation = Literal["none", "selective", "full"]
+_QUANTIZED_WEIGHT_BYTES, _QUANTIZED_GRADIENT_BYTES = 1, 0.5
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Machine:
     sustained_matrix: float = 1.0
     """Rate under load against the A100's, see ``software.SUSTAINED``."""
     sustained_attention: float = 1.0
+    half_rate_outputs: float = HALF_RATE_OUTPUTS
+    """Elements of a result at which a product runs at half of its rate."""
     block_tflops: float | None = None
     """Rate of a block's products under load where their type is narrower (fp8); None: in 16 bit as all others."""
 
@@ -73,6 +76,10 @@ class Setup:
     """Parameters are sharded in a node and replicated over nodes (HSDP; in published runs of DeepSpeed, its second partition)."""
     second_partition_ranks: int = 1
     """Neighbouring ranks that keep a second partition of the parameters between them (ZeRO++ hpZ); 1: none."""
+    quantized_weights: bool = False
+    """Stage 3 gathers parameters in 8 bit, but from a second partition (ZeRO++ qwZ)."""
+    quantized_gradients: bool = False
+    """Stage 3 sends gradients in 4 bit (ZeRO++ qgZ)."""
     virtual_stages: int = 1
     """Pieces of a pipeline rank in the interleaved schedule."""
     recomputation: Recomputation = "none"
@@ -164,8 +171,9 @@ def _compute_parts(setup: Setup, machine: Machine, software: Software) -> dict[s
     products = per_sequence * setup.micro_batch_size / setup.sequence_degree / tp
     logits = 2 * tokens * shape.hidden_size * shape.vocab_size / tp * on_busiest
     block_rate = rate if machine.block_tflops is None else machine.block_tflops * TERA * software.matrix_share
-    blocks_s = block_passes * layers * products / block_rate / block_efficiency(setup)
-    logits_s = 3 * logits / rate / product_efficiency(tokens * shape.vocab_size / tp, shape.hidden_size)
+    blocks_s = block_passes * layers * products / block_rate / block_efficiency(setup, machine.half_rate_outputs)
+    rows = tokens * shape.vocab_size / tp
+    logits_s = 3 * logits / rate / product_efficiency(rows, shape.hidden_size, machine.half_rate_outputs)
     attention = layers * _attention_s(setup, machine, software, attention_passes)
     elements = layers * block_passes * _element_bytes(setup, software) * tokens * software.element_traffic
     loss = tokens * shape.vocab_size / tp * LOSS_BYTES_PER_LOGIT * on_busiest
@@ -179,7 +187,7 @@ def _compute_parts(setup: Setup, machine: Machine, software: Software) -> dict[s
     return {**parts, "host behind the GPU": larger(0.0, behind)}
 
 
-def block_efficiency(setup: Setup) -> float:
+def block_efficiency(setup: Setup, half_rate_outputs: float = HALF_RATE_OUTPUTS) -> float:
     """Share of the best shape's rate of a block's products, by the narrowest of them, and less off the tiles' grid.
 
     A side that 64 does not divide spoils the tiles' alignment; BigScience's table "tile and wave quantization" has its size.
@@ -188,10 +196,10 @@ def block_efficiency(setup: Setup) -> float:
     beyond_grid = (shape.attention_width // tp) % 64 + (shape.ffn_hidden_size // tp) % 64
     narrowest = smaller(float(shape.hidden_size), shape.ffn_hidden_size / tp)
     share = chosen(beyond_grid == 0, 1.0, UNALIGNED_SHARE)
-    return product_efficiency(setup.tokens_per_micro_step * narrowest, narrowest) * share
+    return product_efficiency(setup.tokens_per_micro_step * narrowest, narrowest, half_rate_outputs) * share
 
 
-def product_efficiency(outputs: float, depth: float) -> float:
+def product_efficiency(outputs: float, depth: float, half_rate_outputs: float = HALF_RATE_OUTPUTS) -> float:
     """Share of the best shape's rate that a product with so many results reaches, each a sum of ``depth`` terms.
 
     A small result leaves the last wave of tiles half empty; a short sum does not pay for the start and end of its tile.
@@ -200,7 +208,7 @@ def product_efficiency(outputs: float, depth: float) -> float:
     >>> round(product_efficiency(4096 * 4096, 4096), 2), round(product_efficiency(4096 * 50304, 4096), 2)
     (0.73, 0.93)
     """
-    return outputs / (outputs + HALF_RATE_OUTPUTS) * depth / (depth + HALF_RATE_DEPTH)
+    return outputs / (outputs + half_rate_outputs) * depth / (depth + HALF_RATE_DEPTH)
 
 
 def _logits_share(setup: Setup, software: Software) -> float:
@@ -315,8 +323,9 @@ def _zero_parts(setup: Setup, machine: Machine, software: Software, micro_step_s
     once a micro step.
     In a pipeline, which DeepSpeed has for stage 1 alone, parameters stay gathered and gradients whole over all micro steps.
     From a second partition all gathers of stage 3 come but those of the forward pass that follows an update, which makes it.
-    Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 7; DeepSpeed 0.19.8, runtime/zero/partition_parameters.py;
-    torchtitan, models/llama3/infra/parallelize.py (reshard_after_forward).
+    Quantized, fewer bytes travel; what the GPU computes for it is left out.
+    Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 7; DeepSpeed 0.19.8, runtime/zero/partition_parameters.py; Wang et
+    al. 2023 (ZeRO++, arXiv 2306.10209), section 3; torchtitan, models/llama3/infra/parallelize.py (reshard_after_forward).
     """
     model_parallel = setup.tensor_degree * setup.pipeline_degree
     ranks = setup.zero_ranks
@@ -341,14 +350,16 @@ def _zero_parts(setup: Setup, machine: Machine, software: Software, micro_step_s
         again = all_reduce_time_s(size / machine.gpus_per_node, over_nodes, links, layers)
         group = group_of(smaller(ranks, machine.gpus_per_node), setup.tensor_degree, machine.gpus_per_node)
     count = layers * software.collectives_per_block
-    forward = backward = gather_time_s(size, group, links, count)
+    gathered = shard * _QUANTIZED_WEIGHT_BYTES if setup.quantized_weights else size
+    forward = backward = gather_time_s(gathered, group, links, count)
     if somewhere(setup.second_partition_ranks > 1):
         near = group_of(setup.second_partition_ranks, setup.tensor_degree, machine.gpus_per_node)
         backward = gather_time_s(size, near, links, count)
         forward = (forward + (setup.num_micro_steps - 1) * backward) / setup.num_micro_steps
     backward = chosen(in_pipeline, 0.0, backward)
     # Gathers need no arithmetic; sums are formed in the wider type where the software says so.
-    reduce_s = gather_time_s(shard * software.gradient_bytes, group, links, count) + again
+    sent = _QUANTIZED_GRADIENT_BYTES if setup.quantized_gradients else software.gradient_bytes
+    reduce_s = gather_time_s(shard * sent, group, links, count) + again
     # Where a block is larger than what may stay gathered, nothing can be fetched ahead of its use.
     too_large = setup.live_parameters is not None and setup.shape.block_parameters > setup.live_parameters
     total = forward + backward + reduce_s

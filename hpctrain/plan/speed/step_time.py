@@ -95,6 +95,19 @@ def predict_step(
     return prediction, ""
 
 
+def step_seconds(work: RankWork, calibration: Calibration | None = None, nvme: NvmeTraffic | None = None) -> float:
+    """Of one step alone, for what chooses by it; a search passes arrays and gets one.
+
+    Args:
+        work: without a ``prediction_gap``.
+        calibration: see ``predict_step``.
+        nvme: traffic of states that the work, a search's, has in host memory; None: what the work itself says.
+    """
+    setup = step_setup(work) if nvme is None else replace(step_setup(work), nvme=nvme)
+    parts = step_parts(setup, step_machine(work.hardware, work.precision), SOFTWARE[OWN_SOFTWARE])
+    return sum(calibrated_parts(parts, calibration).values())
+
+
 def step_setup(work: RankWork) -> Setup:
     """The run as the step's time sees it; a search passes arrays, as ``step_parts`` takes them."""
     layout, batch, parallelism = work.layout, work.batch, work.parallelism
@@ -110,6 +123,8 @@ def step_setup(work: RankWork) -> Setup:
         zero_stage=parallelism.zero_stage,
         # More than there are is a problem of the plan, which is told with its prediction.
         second_partition_ranks=smaller(parallelism.hpz_partition_size, layout.zero_degree),
+        quantized_weights=parallelism.quantized_weights,
+        quantized_gradients=parallelism.quantized_gradients,
         recomputation=work.checkpointing,
         offload_optimizer=parallelism.offload_optimizer != "none",
         offload_ratio=parallelism.offload_ratio,
@@ -117,7 +132,7 @@ def step_setup(work: RankWork) -> Setup:
         offload_activations=work.offload_activations,
         live_parameters=min(parallelism.max_live_parameters, parallelism.max_reuse_distance),
         bytes_per_element=work.bytes_per_element,
-        nvme=_nvme_traffic(work),
+        nvme=nvme_traffic(work),
     )
 
 
@@ -145,8 +160,8 @@ def prediction_gap(work: RankWork) -> str:
     return f"hardware={hardware.name} does not state {', '.join(missing)}" if missing else ""
 
 
-def _nvme_traffic(work: RankWork) -> NvmeTraffic | None:
-    """Bytes of one rank that pass through NVMe."""
+def nvme_traffic(work: RankWork) -> NvmeTraffic | None:
+    """Bytes of one rank that pass through NVMe; None: nothing is there."""
     need = nvme_need(work.parallelism, work.hardware, work.shape, work.layout, work.bytes_per_element)
     if need is None:
         return None
@@ -169,6 +184,7 @@ def step_machine(hardware: HardwareConfig, precision: Precision) -> Machine:
         nvme_write_gb_per_s=hardware.nvme_write_gb_per_s,
         sustained_matrix=sustained.matrix,
         sustained_attention=sustained.attention,
+        half_rate_outputs=sustained.half_rate_outputs,
     )
 
 

@@ -10,6 +10,7 @@ from hpctrain.config.ranges import LARGEST_COUNTS, MOST_GPU_GIB
 from hpctrain.errors import ConfigError, Problem, known_names_hint
 from hpctrain.plan.devices import find_device
 from hpctrain.plan.flop_conventions import published_convention
+from hpctrain.plan.stated.spellings import usual_spelling
 
 CHOICES = {
     "offload_optimizer": ("none", "cpu", "nvme"),
@@ -20,18 +21,20 @@ _NUMBERS = "params_b gpu_mem_gb tflops_per_gpu mfu hfu tokens_per_s_per_gpu step
 _LARGEST_NUMBER = 1e9
 _NO_GPU = re.compile(r"\btpu|gaudi|\bhpu|trainium|\btrn\d|ascend|\bnpu|\bipu|cerebras", re.IGNORECASE)
 _STAGES = range(4)
-_MISSING_EACH_TOLD = 3
-"""Columns; where more are missing it is another table, and one message tells all."""
 COLUMNS = (
     "source ref model params_b layers hidden heads kv_heads ffn_hidden vocab seq_len gpu gpu_mem_gb num_gpus nodes tp pp cp_sp"
     " dp zero_stage offload_optimizer offload_param activation_ckpt micro_batch_per_gpu global_batch precision tflops_per_gpu"
     " tflops_convention mfu hfu tokens_per_s_per_gpu step_time_s peak_mem_gb max_model_b notes"
 ).split()
 """The header of the published files."""
+_NEEDED = (("layers", "params_b", "model"), ("gpu", "gpu_mem_gb"), ("num_gpus", "tp", "pp", "dp"))
+"""One of each: without them no row describes a run."""
 
 
 def check_header(header: Sequence[str], file: str, added: Sequence[str]) -> None:
-    """Further columns are passed on; what is missing may be a slip of the pen, so it is refused.
+    """Further columns are passed on; a column that is missing is stated by no row.
+
+    What looks like a slip of the pen is refused, and a table that describes no runs.
 
     Args:
         header: first line of the file.
@@ -39,21 +42,24 @@ def check_header(header: Sequence[str], file: str, added: Sequence[str]) -> None
         added: columns that the plan writes and the file must not have.
 
     Raises:
-        ConfigError: columns are missing, stand there twice, or would be written a second time.
+        ConfigError: a column is missing and another has nearly its name, what no run can do without is missing, or columns stand
+            there twice or would be written a second time.
     """
     missing = [name for name in COLUMNS if name not in header]
-    if len(missing) > _MISSING_EACH_TOLD:
+    if lacking := [names for names in _NEEDED if not set(names) & set(header)]:
         rule = f"{len(missing)} columns are missing: {', '.join(missing)}"
-        fix = f"the header must have {', '.join(COLUMNS)}"
+        needed = "; ".join(" or ".join(names) for names in lacking)
+        fix = f"needed are {needed}; the header may have {', '.join(COLUMNS)}"
         if {name.strip().lower() for name in header}.issuperset(missing):
             fix = "they stand there in capitals or between blanks; write them as they are here"
         raise ConfigError([Problem(f"{file} header", "", rule, fix)])
     problems = []
+    strangers = [name for name in header if name not in COLUMNS]
     for name in missing:
-        strangers = [given for given in header if given not in COLUMNS]
         close = [given for given in strangers if known_names_hint(given, [name]).startswith("nearest")]
-        fix = f"nearest: {', '.join(close)}" if close else f"the header must have {', '.join(COLUMNS)}"
-        problems.append(Problem(f"{file} header", name, "this column is missing", fix))
+        if close:
+            fix = f"nearest: {', '.join(close)}"
+            problems.append(Problem(f"{file} header", name, "this column is missing", fix))
     for name in sorted({name for name in header if name and header.count(name) > 1}):
         problems.append(Problem(f"{file} header", name, "stands there more than once", "remove one of the columns"))
     for name in added:
@@ -75,22 +81,28 @@ def read_cells(cells: Mapping[str, str]) -> dict[str, str | float | None]:
     values: dict[str, str | float | None] = {}
     problems: list[Problem] = []
     for name, raw in cells.items():
-        text = raw.strip()
+        typed = raw.strip()
+        is_number = name in LARGEST_COUNTS or name in _NUMBERS
+        is_typed = is_number or name in CHOICES or name in ("zero_stage", "precision", "tflops_convention")
+        text = usual_spelling(name, typed) if is_typed else typed
         if not text:
             values[name] = None
         elif name in CHOICES:
             values[name] = text.lower()
             if text.lower() not in CHOICES[name]:
-                problems.append(
-                    Problem(name, text, "is no choice of this column", f"one of {', '.join(CHOICES[name])}")
-                )
-        elif name in LARGEST_COUNTS or name in _NUMBERS or name == "zero_stage":
-            values[name], problem = _number(name, text)
+                choices = ", ".join(CHOICES[name])
+                problems.append(Problem(name, typed, "is no choice of this column", f"one of {choices}"))
+        elif is_number or name == "zero_stage":
+            values[name], problem = _number(name, text, typed)
             problems += [problem] if problem else []
         else:
             values[name] = text
     if problems:
         raise ConfigError(problems)
+    stage = cells.get("zero_stage", "").strip()
+    if stage and not stage.replace(".", "").isdigit():
+        # The word for a stage is often that of the software: FSDP, HSDP, Megatron's distributed optimizer.
+        values["notes"] = "; ".join(filter(None, (str(values.get("notes") or ""), stage)))
     return values
 
 
@@ -117,27 +129,27 @@ def known_names(values: Mapping[str, str | float | None]) -> tuple[dict[str, str
     return known, problems
 
 
-def _number(name: str, text: str) -> tuple[float, Problem | None]:
+def _number(name: str, text: str, typed: str) -> tuple[float, Problem | None]:
     try:
         value = float(text)
     except ValueError:
-        meant = _plain_number(text)
-        return 0.0, Problem(name, text, "is no number", f"a plain number such as {meant}, or an empty cell")
+        meant = _plain_number(typed)
+        return 0.0, Problem(name, typed, "is no number", f"a plain number such as {meant}, or an empty cell")
     if not math.isfinite(value):
-        return 0.0, Problem(name, text, "is no finite number", "a plain number, or an empty cell")
+        return 0.0, Problem(name, typed, "is no finite number", "a plain number, or an empty cell")
     if name == "zero_stage":
         known = ", ".join(map(str, _STAGES))
-        return value, None if value in _STAGES else Problem(name, text, "is no ZeRO stage", f"one of {known}")
+        return value, None if value in _STAGES else Problem(name, typed, "is no ZeRO stage", f"one of {known}")
     if name in LARGEST_COUNTS:
         largest = LARGEST_COUNTS[name]
         if value != int(value) or not 1 <= value <= largest:
-            return value, Problem(name, text, f"must be a whole number from 1 to {largest}", "or an empty cell")
+            return value, Problem(name, typed, f"must be a whole number from 1 to {largest}", "or an empty cell")
         return value, None
     if name == "gpu_mem_gb" and not 1 <= value <= MOST_GPU_GIB:
-        return value, Problem(name, text, f"must be from 1 to {MOST_GPU_GIB:,} GB", "or an empty cell")
+        return value, Problem(name, typed, f"must be from 1 to {MOST_GPU_GIB:,} GB", "or an empty cell")
     positive = value > 0 or (value == 0 and name not in ("params_b", "gpu_mem_gb"))
     if not positive or value > _LARGEST_NUMBER:
-        return value, Problem(name, text, f"must be above 0 and at most {_LARGEST_NUMBER:g}", "or an empty cell")
+        return value, Problem(name, typed, f"must be above 0 and at most {_LARGEST_NUMBER:g}", "or an empty cell")
     return value, None
 
 

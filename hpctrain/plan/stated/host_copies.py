@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hpctrain.plan.memory.estimate import CPU_PROCESS_BYTES
 from hpctrain.plan.memory.terms import PROCESS_TERM, ROUNDING_TERM, SOURCES, Pinned
@@ -52,7 +53,7 @@ def with_host_copies(memory: TierMemory, setup: Setup, habits: MemoryHabits) -> 
         amounts |= _pinned(held, setup, habits)
     new = [RankTerm(name, num_bytes, "host", source) for name, (num_bytes, source) in amounts.items() if num_bytes]
     new.sort(key=lambda term: term.name != FORKED_TERM)
-    return TierMemory(memory.pipeline_rank, (*memory.terms, *new), memory.ranks_per_node)
+    return replace(memory, terms=(*memory.terms, *new))
 
 
 def _pinned(held: Mapping[str, int], setup: Setup, habits: MemoryHabits) -> dict[str, tuple[int, str]]:

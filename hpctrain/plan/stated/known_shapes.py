@@ -71,6 +71,9 @@ _TABLE: tuple[tuple[str, KnownShape], ...] = (
     (r"gemma-2b", KnownShape(18, 2048, 8, 1, 16384, 256000, 2.506)),
 )
 _KNOWN = tuple((re.compile(rf"(?:^|[^a-z0-9.]){pattern}(?![0-9.])"), shape) for pattern, shape in _TABLE)
+_GPT_2 = re.compile(r"\bgpt-?2(?![0-9.])", re.IGNORECASE)
+GPT_2_POSITIONS = 1024
+"""Of GPT-2 in all sizes, and what Megatron-LM and ZeRO's papers trained under that name."""
 _TOLERANCE = 0.1
 """Of stated parameters against the named model's: beyond it the name is only that of a family."""
 
@@ -97,6 +100,15 @@ def known_shape(model: str, params_b: float | None = None) -> KnownShape | None:
             near = params_b is None or abs(params_b / shape.params_b - 1) <= _TOLERANCE
             return shape if near else None
     return None
+
+
+def longest_sequence(model: str) -> int | None:
+    """Tokens beyond which a model has no positions, so that no run has more; None: no bound is known.
+
+    >>> longest_sequence("GPT-2-like 13B"), longest_sequence("gpt2-xl"), longest_sequence("GPT 20B")
+    (1024, 1024, None)
+    """
+    return GPT_2_POSITIONS if _GPT_2.search(model) else None
 
 
 def named_columns(row: Mapping[str, str | float | None]) -> dict[str, float]:

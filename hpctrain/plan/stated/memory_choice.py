@@ -7,8 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpctrain.plan.speed.step_parts import Setup, step_parts
-from hpctrain.plan.stated.memory_habits import CONTEXT_GIB, FAMILY_CONTEXT_GIB
-from hpctrain.plan.stated.remarks import virtual_stages_stated
+from hpctrain.plan.stated.memory_habits import (
+    CONTEXT_GIB,
+    DOUBT_SHARE,
+    FAMILY_CONTEXT_GIB,
+    FUSED_LOSS_BYTES,
+    UNCOUNTED_DOUBT_SHARE,
+)
+from hpctrain.plan.stated.remarks import checkpoints_on_device, virtual_stages_stated
 from hpctrain.plan.stated.run import StatedRow, StatedRun, count_of, text_of
 from hpctrain.plan.stated.tier_memory import TierMemory, rank_memory, tier_memory
 
@@ -32,6 +38,10 @@ class MemoryChoice:
     """The row states none: the fastest that fits was taken, or 1 where the global batch is not stated either."""
     too_near: bool = False
     """What it needs, or the best that the row leaves open, is too near to the GPU's limit to be told."""
+    near: MemoryChoice | None = None
+    """That best, where it is not this one."""
+    doubt_share: float = DOUBT_SHARE
+    """Of what is handed out: nearer to the limit nothing is told."""
 
 
 def choose_memory(run: StatedRun, row: StatedRow) -> MemoryChoice:
@@ -52,7 +62,23 @@ def choose_memory(run: StatedRun, row: StatedRow) -> MemoryChoice:
         if choice.fits is not False or (choice.too_near and not chosen and not is_open):
             return _fastest(run, choice) if is_open and row.get("global_batch") is not None else choice
         refused.append(choice)
-    return replace(refused[0], too_near=any(choice.too_near for choice in refused))
+    if not run.trainer.is_counted:
+        lean = _choice(_with_fused_kernels(run), setup, (*chosen, "fused kernels that keep less"), is_open)
+        if lean.fits is not False or lean.too_near:
+            return replace(lean, fits=True, too_near=False)
+    near = next((choice for choice in refused if choice.too_near), None)
+    return replace(refused[0], too_near=near is not None, near=near)
+
+
+def _with_fused_kernels(run: StatedRun) -> StatedRun:
+    """The same run by a trainer that keeps as little of a block and of the loss as one can without computing a product again."""
+    habits = replace(
+        run.trainer.habits,
+        fuses_elementwise=True,
+        loss_bytes=min(FUSED_LOSS_BYTES, run.trainer.habits.loss_bytes),
+        split_loss_bytes=None,
+    )
+    return replace(run, trainer=replace(run.trainer, habits=habits))
 
 
 def _choice(run: StatedRun, setup: Setup, chosen: tuple[str, ...], micro_batch_chosen: bool) -> MemoryChoice:
@@ -62,8 +88,10 @@ def _choice(run: StatedRun, setup: Setup, chosen: tuple[str, ...], micro_batch_c
     # where 16 runs out of 32 GB, which only the last rank with its logits can.
     seen = _rank(run, setup, 0) if reading == "device" else memory
     fits = None if capacity is None else memory.needed_bytes <= capacity
-    too_near = capacity is not None and memory.surely_fits(capacity) is None
-    return MemoryChoice(setup, memory, fits, seen.read_bytes(reading, capacity), chosen, micro_batch_chosen, too_near)
+    doubt_share = DOUBT_SHARE if run.trainer.is_counted else UNCOUNTED_DOUBT_SHARE
+    too_near = capacity is not None and memory.surely_fits(capacity, doubt_share) is None
+    peak_bytes = seen.read_bytes(reading, capacity)
+    return MemoryChoice(setup, memory, fits, peak_bytes, chosen, micro_batch_chosen, too_near, doubt_share=doubt_share)
 
 
 def _fastest(run: StatedRun, smallest: MemoryChoice) -> MemoryChoice:
@@ -109,34 +137,36 @@ def _allowed(run: StatedRun, row: StatedRow) -> Iterator[tuple[Setup, tuple[str,
 
 
 def _changes(run: StatedRun, row: StatedRow) -> Iterator[tuple[str, dict[str, Any]]]:
-    setup, trainer = run.setup, run.trainer
-    alone = setup.tensor_degree == setup.pipeline_degree == 1
+    setup, trainer, notes = run.setup, run.trainer, text_of(row, "notes")
+    # Stage 3 goes with tensor ranks, and with a pipeline in PyTorch alone.
+    may_shard = setup.pipeline_degree == 1 or trainer.habits.sharded_master_only
     is_open = {name: not text_of(row, name) for name in ("activation_ckpt", "offload_optimizer", "offload_param")}
-    stage_open = count_of(row, "zero_stage") is None and setup.data_degree > 1
+    stage_open = count_of(row, "zero_stage") is None and setup.zero_ranks > 1
     if stage_open:
         yield "states sharded in stage 1", {"zero_stage": 1}
     if is_open["activation_ckpt"]:
         yield "selective recomputation", {"recomputation": "selective"}
         yield "full recomputation", {"recomputation": "full"}
-    elif setup.recomputation == "selective" and trainer.software.selective_share > 0:
+    elif setup.recomputation == "selective" and trainer.chooses_blocks:
         yield "full recomputation", {"recomputation": "full"}
-    if stage_open and alone:
+    if stage_open and may_shard:
         yield "states sharded in stage 3", {"zero_stage": 3}
-    stage = 3 if stage_open and alone else setup.zero_stage
-    if setup.virtual_stages > 1 and not virtual_stages_stated(text_of(row, "notes")):
+    stage = 3 if stage_open and may_shard else setup.zero_stage
+    if setup.virtual_stages > 1 and not virtual_stages_stated(notes):
         # The more pieces, the fewer micro batches are in flight, down to one a pipeline rank.
         yield "more virtual stages", {"virtual_stages": 1}
     full = is_open["activation_ckpt"] or setup.recomputation == "full"
     on_host = not is_open["offload_optimizer"] and setup.offload_optimizer
     # Only split inputs can leave the GPU by themselves (DeepSpeed, activation_checkpointing/checkpointing.py, checkpoint_in_cpu).
-    is_split = trainer.offloads and stage == 3 and full and setup.tensor_degree > 1
-    if is_split:
+    is_split = trainer.offloads and stage >= 2 and full and setup.tensor_degree > 1
+    if is_split and not setup.split_block_inputs:
         yield "block inputs split over tensor ranks", {"split_block_inputs": True}
     if trainer.offloads and stage >= 1:
         if is_open["offload_optimizer"]:
             yield "optimizer on the host", {"offload_optimizer": True}
             on_host = True
-        if (on_host or is_split) and full and not setup.offload_activations:
+        may_move = not setup.offload_activations and not checkpoints_on_device(notes)
+        if full and may_move and (on_host or (is_split and stage == 3)):
             yield "block inputs on the host", {"offload_activations": True}
         if on_host and is_open["offload_param"] and stage == 3:
             yield "parameters on the host", {"offload_param": True}

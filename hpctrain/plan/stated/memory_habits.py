@@ -1,6 +1,6 @@
 """What a training software keeps in memory: few constants for each family, counted from its source.
 
-Nothing is fitted to single rows; one constant is read from measurements, ``CACHED_SHARE``. ``tests/bench/plan_validation.py``
+Nothing is fitted to single rows; one thing is read from measurements, ``CACHED_SHARE``. ``tests/bench/plan_validation.py``
 prints how far the rules are off.
 """
 
@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-CACHED_SHARE = 0.15
-"""What the allocator holds over what it hands out, in blocks that fit no request. Read from BigScience's table of the 48-node
-contenders (A100, vocabulary stated); no other row was used."""
-STUCK_SHARE = 0.03
-"""The part of it that cannot be given back when memory runs short, since a block is partly in use; an assumption."""
+CACHED_SHARE, CACHED_SHARE_OF_ALL = 0.25, 0.13
+"""What the allocator holds over what it hands out, in blocks that fit no request: of gradients and stashed block inputs, where
+states are flat vectors that have blocks of their size, and of everything where they lie in pieces. Both are read from
+BigScience's table of the 48-node contenders (A100, vocabulary stated); no other row was used."""
+STUCK_SHARE, STUCK_HOLES = 0.03, 0.4
+"""What cannot be given back when memory runs short, since a block is partly in use: at least so much of what is handed out, and
+so much of the holes between gradients and block inputs. Assumptions, the second with BLOOM's runs out of memory in sight."""
 DOUBT_SHARE = 0.06
 """Of what is handed out: nearer to a GPU's limit than this nobody can tell. Published runs ended for want of memory where our
 count was 8 % below the limit, and others ran where it was 4 % below."""
+UNCOUNTED_DOUBT_SHARE = 0.15
+"""The same for software whose source nobody counted: its blocks and its loss may be fused otherwise; an assumption."""
 CONTEXT_GIB = 1.1
 """CUDA context and loaded kernels, outside the allocator, where nobody has published it for a GPU; an assumption."""
 FAMILY_CONTEXT_GIB = {"V100": 1113 / 1024, "A100": 1573 / 1024}
@@ -45,6 +49,10 @@ class MemoryHabits:
     """Buckets that live at once: the one being filled, the one being reduced, the flat copy."""
     reduces_at_boundary: bool = False
     """Below stage 2 gradients are reduced once, behind the last micro step, from a flat copy of a bucket; no bucket is kept."""
+    gather_bucket: float | None = None
+    """Elements of a bucket in which stages 1 and 2 gather updated parameters into a list of shares; None: in place."""
+    flat_states: bool = True
+    """Parameters, master and moments are a vector each, made once; else a piece for each parameter or unit."""
     live_elements: float | None = None
     """Gathered parameters kept at most in stage 3; None: the unit in use and the next."""
     kept_outputs: bool = False
@@ -60,14 +68,22 @@ class MemoryHabits:
     loss_bytes: int = 14
     """Of one logit at the loss: 16-bit (2), fp32 copy, log-softmax, gradient (4 each). Less where the logits are given up before
     the backward pass (12), split over tensor ranks with the softmax in place (10), or compiled (8: logits and gradient in 16 bit,
-    softmax in fp32); a fused loss holds logits and gradient in 16 bit (4)."""
+    softmax in fp32); a fused loss holds logits and gradient in 16 bit (4), and one over a few tokens at a time none of it (0)."""
     split_loss_bytes: int | None = None
     """The same where the vocabulary is split over tensor ranks; None: ``loss_bytes``."""
+    gated_loss_bytes: int | None = None
+    """The same of a model with a gated feed-forward; None: ``loss_bytes``."""
     cast_gradients: bool = False
     """A gradient is copied to fp32 when it is added to its sum."""
     keeps_gathered: bool = False
     """In a pipeline parameters stay gathered through all micro batches, and gradients are summed whole, in fp32, before they are
     reduced."""
+    every_second_product: bool = False
+    """Selective recomputation saves every second product of a block, from the first on; else a share of all."""
+    drops_unread: bool = False
+    """Compiled, a block saves no result that its backward pass does not read."""
+    fuses_elementwise: bool = False
+    """Norms, activation functions and products of a gate are formed again in the backward pass, and inputs gathered again."""
     gated_tensors: int = 4
     """Inner tensors of a gated feed-forward kept for the backward pass: gate, its SiLU, up, their product."""
 
@@ -88,6 +104,7 @@ _MEGATRON_DEEPSPEED = replace(
     name="megatron_deepspeed",
     source="DeepSpeed 0.5 and 0.6, runtime/engine.py (contiguous gradients ignored in stage 1), runtime/zero; Megatron-DeepSpeed",
     reduces_at_boundary=True,
+    gather_bucket=5e8,
     loss_bytes=10,
     gated_tensors=3,
     forks_loaders=True,
@@ -98,12 +115,16 @@ _FSDP = MemoryHabits(
     " torch/distributed/pipelining/stage.py (backward_maybe_with_nosync)",
     gradient_bytes=4,
     sharded_master_only=True,
+    flat_states=False,
+    gathered_inputs=True,
     loss_bytes=12,
     # torch/distributed/tensor/parallel/loss.py: log-softmax, its exponential, the gradient before and after their sum.
     split_loss_bytes=16,
     keeps_gathered=True,
 )
-_FSDP_COMPILED = replace(_FSDP, name="fsdp_compiled", loss_bytes=8, split_loss_bytes=None, gated_tensors=3)
+_FSDP_COMPILED = replace(
+    _FSDP, name="fsdp_compiled", loss_bytes=8, split_loss_bytes=None, gated_tensors=3, drops_unread=True
+)
 _MEGATRON = MemoryHabits(
     "megatron",
     "Megatron-LM, core/distributed (gradients in fp32), core/optimizer, core/tensor_parallel/cross_entropy.py;"
@@ -120,12 +141,28 @@ _NANOTRON = MemoryHabits(
     "nanotron",
     "nanotron, optim/gradient_accumulator.py (fp32 accumulation), nn/activations.py",
     gradient_bytes=4,
+    flat_states=False,
     gathered_inputs=True,
     loss_bytes=10,
 )
 FUSED_LOSS_BYTES = 4
+
+
+def of_hugging_face(habits: MemoryHabits) -> MemoryHabits:
+    """The same under its Trainer and with its models: buckets of the square of the hidden size under DeepSpeed, logits shifted.
+
+    Of a GPT all in 16 bits: logits, their shifted copy, log-softmax and two gradients. Of Llama and its kin they are turned to
+    fp32 first (4), and shifted copy, log-softmax and gradient are (4 each), beside the 16-bit ones (2).
+    Source: transformers 4.40, integrations/deepspeed.py (trainer_config_process), models/gpt2/modeling_gpt2.py,
+    models/llama/modeling_llama.py (forward: logits.float(), shift_logits).
+    """
+    changed = replace(habits, loss_bytes=10, split_loss_bytes=None, gated_loss_bytes=18, gated_tensors=4)
+    return replace(changed, bucket_elements=None) if habits.buckets else changed
+
+
 HABITS: dict[str, MemoryHabits] = {
     "fsdp": _FSDP,
+    "fsdp_2022": _FSDP,
     "fsdp_compiled": _FSDP_COMPILED,
     "megatron_2021": _MEGATRON_2021,
     "megatron_deepspeed_2022": _MEGATRON_DEEPSPEED,

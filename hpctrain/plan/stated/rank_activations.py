@@ -24,13 +24,13 @@ def block_bytes(setup: Setup, software: Software, habits: MemoryHabits, recomput
     tokens, outer = setup.tokens_per_micro_step, 1 / tp if software.sequence_parallel else 1.0
     if recomputation == "full":
         return tokens * shape.hidden_size * width * outer
-    residual = 4 * shape.hidden_size * width * outer
-    if habits.gathered_inputs and software.sequence_parallel:
+    residual = (2 if habits.fuses_elementwise else 4) * shape.hidden_size * width * outer
+    if habits.gathered_inputs and software.sequence_parallel and not habits.fuses_elementwise:
         residual = 2 * shape.hidden_size * width * (1 + outer)
     attention = 2 * (shape.attention_width + shape.kv_width) * width / tp
     inner = inner_width(setup, habits) * width / tp
     if recomputation == "selective" and software.selective_share > 0:
-        return tokens * width * _selective_elements(setup, software, outer)
+        return tokens * width * _selective_elements(setup, software, habits, outer)
     total = tokens * (residual + attention + inner)
     if software.fused_attention:
         return total + tokens * shape.num_heads * 4 / tp
@@ -38,21 +38,30 @@ def block_bytes(setup: Setup, software: Software, habits: MemoryHabits, recomput
     return total if recomputation == "selective" else total + score_elements(setup) * (2 * width + 1)
 
 
-def _selective_elements(setup: Setup, software: Software, outer: float) -> float:
+def _selective_elements(setup: Setup, software: Software, habits: MemoryHabits, outer: float) -> float:
     """Elements a token where products are chosen: the block's input, attention's result and a share of the products' results.
 
+    Every second product from the first on is: queries, values, gate, and the last of the feed-forward, which the backward pass
+    does not read.
     Source: torchtitan, distributed/activation_checkpoint.py: the output of attention and of every other matrix product is saved.
     """
     shape, tp = setup.shape, setup.tensor_degree
+    kept = shape.hidden_size * outer + shape.attention_width / tp
+    if habits.every_second_product and shape.architecture == "llama":
+        last = 0 if habits.drops_unread else shape.hidden_size * outer
+        return kept + (shape.attention_width + shape.kv_width + shape.ffn_hidden_size) / tp + last
     fed_forward = (2 if shape.architecture == "llama" else 1) * shape.ffn_hidden_size
     split = shape.attention_width + 2 * shape.kv_width + fed_forward
     results = split / tp + 2 * shape.hidden_size * outer
-    return shape.hidden_size * outer + shape.attention_width / tp + (1 - software.selective_share) * results
+    return kept + (1 - software.selective_share) * results
 
 
 def inner_width(setup: Setup, habits: MemoryHabits) -> int:
-    """Elements a token of the feed-forward's inner tensors: before and after the activation, or with the gate."""
+    """Elements a token of the feed-forward's inner tensors: before and after the activation, or with the gate; its inputs alone
+    where the activation is formed again."""
     shape = setup.shape
+    if habits.fuses_elementwise:
+        return (2 if shape.architecture == "llama" else 1) * shape.ffn_hidden_size
     return (habits.gated_tensors if shape.architecture == "llama" else 2) * shape.ffn_hidden_size
 
 
@@ -80,7 +89,14 @@ def loss_bytes(setup: Setup, habits: MemoryHabits) -> float:
     A pipeline that keeps its outputs holds the logits in the training type, and then their gradient, beside all copies.
     """
     is_split = setup.tensor_degree > 1 and habits.split_loss_bytes is not None
+    is_gated = setup.shape.architecture == "llama"
     copies = (habits.split_loss_bytes if is_split else None) or habits.loss_bytes
+    if is_gated and habits.gated_loss_bytes is not None:
+        copies = habits.gated_loss_bytes
     if habits.kept_outputs and setup.pipeline_degree > 1:
         copies += 2 * setup.bytes_per_element
-    return setup.tokens_per_micro_step * setup.shape.vocab_size / setup.tensor_degree * copies
+    logits = setup.tokens_per_micro_step * setup.shape.vocab_size / setup.tensor_degree * copies
+    if not habits.gathered_inputs or setup.tensor_degree == 1:
+        return logits
+    # The input of the output matrix, gathered over tensor ranks, and its gradient before it is reduced.
+    return logits + 2 * setup.tokens_per_micro_step * setup.shape.hidden_size * setup.bytes_per_element

@@ -17,10 +17,11 @@ from hpctrain.plan.flop_conventions import FlopConvention, published_convention
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.speed.software import FP8_OVER_16_BIT, FP8_SHARE, UNMEASURED_SHARE, Software, sustained_rates
 from hpctrain.plan.speed.step_parts import Machine, Recomputation, Setup
-from hpctrain.plan.stated.known_shapes import named_columns
+from hpctrain.plan.stated.known_networks import network_of
+from hpctrain.plan.stated.known_shapes import longest_sequence, named_columns
 from hpctrain.plan.stated.known_vocabularies import known_vocabulary
 from hpctrain.plan.stated.plain_shape import plain_shape
-from hpctrain.plan.stated.remarks import checkpoints_on_host, virtual_stages
+from hpctrain.plan.stated.remarks import checkpoints_on_host, checkpoints_split, virtual_stages
 from hpctrain.plan.stated.trainer import Trainer, find_trainer
 from hpctrain.units import GIB
 
@@ -39,20 +40,16 @@ WIDTH_OVER_DEPTH = 128
 _GATE_SHARE = 0.15
 """Parameters that two matrices leave unexplained before a third is taken; a gate is a fifth to a third of a block."""
 _GATED = re.compile(r"llama|qwen|mistral|gemma|olmo", re.IGNORECASE)
-_NETWORK = re.compile(
-    r"(?:(?P<count>\d+) ?x ?)?(?<![\d.,])(?P<rate>\d[\d,]*(?:\.\d+)?) ?(?P<unit>[GT])b(?:/s|ps|it/s)\b"
-    r"[^;()]{0,30}(?:\b(?:per|a|each) |/)(?P<place>node|GPU|VM|host|server|machine|instance)\b"
-)
 _IN_NODE = re.compile(r"\bHSDP\b(?! =)")
+_PARTS = re.compile("hpz|qwz|qgz")
 _ADAPTERS = re.compile(r"\bq?lora\b|\badapters?\b|\bbnb\.", re.IGNORECASE)
 _TILED = re.compile(r"\bFPDT \(|\bALST\b|\btiled (mlp|loss|compute)|\bArctic ?(Training|Long)", re.IGNORECASE)
 _ONE_LAYER = re.compile(r"\bper-layer time\b|\bsingle layer\b", re.IGNORECASE)
 _SPARSE = re.compile(
     r"mixtral|moe|\dx\d|\bgrok|deepseek-?v[23]|\bdbrx|\db-a\d+(?:\.\d)?b\b|gpt-oss|kimi-?k2", re.IGNORECASE
 )
-_USUAL_NETWORK_GB_PER_S = {"V100": 50.0, "A100": 200.0}
-_USUAL_FAST_NETWORK_GB_PER_S = 400.0
-"""Of one node: four adapters of 100 Gb/s, eight of 200 Gb/s, and eight of 400 Gb/s beside GPUs that came later."""
+_USUAL_GPUS_PER_NODE = {"GH200": 4, "MI250X": 4, "GB200": 4, "GB300": 4, "MI300A": 4, "MAX": 6}
+"""Of systems that others than these eight-GPU ones are; dies and stacks count twice."""
 _USUAL_HOST_MEMORY_GB_PER_S = {"V100": 256.0, "A100": 409.0, "H100": 614.0, "H200": 614.0}
 """Two sockets: six channels of DDR4-2666, eight of DDR4-3200, eight of DDR5-4800."""
 _RECOMPUTATION: dict[str, Recomputation] = {"none": "none", "selective": "selective", "full": "full"}
@@ -109,6 +106,9 @@ def stated_run(row: StatedRow) -> StatedRun:
     setup, setup_assumptions = _setup(full, shape)
     setup = _in_micro_batches(setup, trainer)
     machine, machine_assumptions = (None, ()) if device is None else _machine(full, device, trainer.software)
+    if machine and _has_part(row, "hpz"):
+        of_a_node = max(1, machine.gpus_per_node // setup.tensor_degree)
+        setup = replace(setup, second_partition_ranks=min(of_a_node, setup.zero_ranks))
     return StatedRun(
         setup,
         machine,
@@ -155,8 +155,8 @@ def derive(row: StatedRow) -> tuple[dict[str, str | float | None], tuple[str, ..
         full |= _shape_of_parameters(row)
         chosen.append(f"{' and '.join(f'{name} {full[name]:g}' for name in missing)} from params_b")
     if count_of(row, "seq_len") is None:
-        full["seq_len"] = ASSUMED_SEQ_LEN
-        chosen.append(f"sequence {ASSUMED_SEQ_LEN}")
+        full["seq_len"] = longest_sequence(text_of(row, "model")) or ASSUMED_SEQ_LEN
+        chosen.append(f"sequence {full['seq_len']}")
     model_parallel = math.prod(count_of(row, name) or 1 for name in ("tp", "pp", "cp_sp"))
     if count_of(row, "num_gpus") is None:
         full["num_gpus"] = model_parallel * (count_of(row, "dp") or 1)
@@ -256,11 +256,11 @@ def _machine(row: StatedRow, device: Device, software: Software) -> tuple[Machin
         assumptions.append(f"matmul rate of {UNMEASURED_SHARE:.0%} of the peak")
     family = device.name.split("-")[0]
     num_gpus, nodes = needed_count(row, "num_gpus"), count_of(row, "nodes")
-    gpus_per_node = math.ceil(num_gpus / nodes) if nodes else min(8, num_gpus)
-    stated = stated_network_gb_per_s(f"{text_of(row, 'notes')}; {text_of(row, 'gpu')}", gpus_per_node)
-    network = stated or _USUAL_NETWORK_GB_PER_S.get(family, _USUAL_FAST_NETWORK_GB_PER_S)
-    if not stated and num_gpus > gpus_per_node:
-        assumptions.append(f"network {network * 8:g} Gb/s a node")
+    gpus_per_node = math.ceil(num_gpus / nodes) if nodes else min(_usual_gpus_per_node(device), num_gpus)
+    words = "; ".join(text_of(row, name) for name in ("notes", "gpu", "source"))
+    network = network_of(words, family, device.link_gb_per_s is not None, gpus_per_node)
+    if not network.is_stated and num_gpus > gpus_per_node:
+        assumptions.append(f"network {network.gb_per_s * 8:g} Gb/s a node")
     sustained = sustained_rates(family, software.own_kernels)
     fp8 = FP8_SHARE * device.achievable_tflops.get("fp8", FP8_OVER_16_BIT * achievable) * sustained.fp8
     machine = Machine(
@@ -268,14 +268,21 @@ def _machine(row: StatedRow, device: Device, software: Software) -> tuple[Machin
         achievable_tflops=achievable,
         memory_gb_per_s=device.memory_gb_per_s,
         link_gb_per_s=device.link_gb_per_s or device.host_link_gb_per_s,
-        network_gb_per_s=network,
+        network_gb_per_s=network.gb_per_s,
         host_link_gb_per_s=device.host_link_gb_per_s,
         host_memory_gb_per_s=_USUAL_HOST_MEMORY_GB_PER_S.get(family, 409.0),
         sustained_matrix=sustained.matrix,
         sustained_attention=sustained.attention,
+        half_rate_outputs=sustained.half_rate_outputs,
         block_tflops=fp8 if "fp8" in text_of(row, "precision").lower() and "fp8" in device.peak_tflops else None,
     )
     return machine, tuple(assumptions)
+
+
+def _usual_gpus_per_node(device: Device) -> int:
+    family, *form = device.name.split("-")
+    usual = _USUAL_GPUS_PER_NODE.get(family, 8)
+    return 2 * usual if {"GCD", "TILE"} & set(form) else usual
 
 
 def _data_type(precision: str, device: Device) -> str:
@@ -285,21 +292,6 @@ def _data_type(precision: str, device: Device) -> str:
     if precision == "tf32":
         return "tf32"
     return "bf16" if "bf16" in precision and "bf16" in device.peak_tflops else "fp16"
-
-
-def stated_network_gb_per_s(words: str, gpus_per_node: int) -> float | None:
-    """Bandwidth of all adapters of a node as remarks tell it, GB/s; None: they do not.
-
-    >>> stated_network_gb_per_s("network 84 Gb/s a node", 8), stated_network_gb_per_s("8x 200 Gb/s HDR per node", 8)
-    (10.5, 200.0)
-    >>> stated_network_gb_per_s("200 Gb/s HDR InfiniBand per GPU", 8)
-    200.0
-    """
-    match = _NETWORK.search(words)
-    if match is None:
-        return None
-    gigabit = float(match["count"] or 1) * float(match["rate"].replace(",", "")) * (1000 if match["unit"] == "T" else 1)
-    return gigabit / 8 * (gpus_per_node if match["place"] == "GPU" else 1) or None
 
 
 def _setup(row: StatedRow, shape: ModelShape) -> tuple[Setup, tuple[str, ...]]:
@@ -329,12 +321,14 @@ def _setup(row: StatedRow, shape: ModelShape) -> tuple[Setup, tuple[str, ...]]:
         sequence_degree=sp,
         zero_stage=count_of(row, "zero_stage") or 0,
         shard_within_node=bool(_IN_NODE.search(notes)),
+        quantized_weights=_has_part(row, "qwz"),
+        quantized_gradients=_has_part(row, "qgz"),
         virtual_stages=virtual_stages(notes, shape.num_layers // pp),
         recomputation=recomputation or "none",
         offload_optimizer=text_of(row, "offload_optimizer") in ("cpu", "nvme"),
         offload_param=text_of(row, "offload_param") in ("cpu", "nvme"),
         offload_activations=on_host,
-        split_block_inputs=on_host and tp > 1,
+        split_block_inputs=tp > 1 and (on_host or (recomputation == "full" and checkpoints_split(notes))),
         live_parameters=AZURE_LIVE_PARAMETERS if "on Azure" in text_of(row, "source") else None,
         bytes_per_element=4 if text_of(row, "precision").lower() in ("fp32", "tf32", "float32") else 2,
     )
@@ -342,6 +336,14 @@ def _setup(row: StatedRow, shape: ModelShape) -> tuple[Setup, tuple[str, ...]]:
     if total % (micro * dp):
         assumptions.append(f"{setup.num_micro_steps} micro steps, since {micro} x {dp} does not divide {total}")
     return setup, tuple(assumptions)
+
+
+def _has_part(row: StatedRow, part: str) -> bool:
+    """Whether a run in stage 3 has that part of ZeRO++: all three where none is named."""
+    if count_of(row, "zero_stage") != 3:
+        return False
+    words = text_of(row, "notes").lower()
+    return part in words if _PARTS.search(words) else "zero++" in words
 
 
 def _in_micro_batches(setup: Setup, trainer: Trainer) -> Setup:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from hpctrain.errors import ConfigError, Problem
 from hpctrain.plan.flop_conventions import FlopConvention, convention_flops
 from hpctrain.plan.flops import tflops_per_gpu
-from hpctrain.plan.speed.step_parts import step_parts
+from hpctrain.plan.speed.step_parts import Setup, step_parts
 from hpctrain.plan.stated.cells import check_header, known_names, read_cells
 from hpctrain.plan.stated.memory_choice import MemoryChoice, choose_memory
-from hpctrain.plan.stated.memory_habits import DOUBT_SHARE
 from hpctrain.plan.stated.remarks import optimizer_is_open
 from hpctrain.plan.stated.run import StatedRow, StatedRun, stated_run, text_of
 from hpctrain.units import GIB, gib
@@ -94,7 +93,7 @@ def _planned(row: StatedRow, run: StatedRun, where: str, unknown: Iterable[Probl
         problems.append(_short(choice, run.capacity_bytes))
     if doubt:
         problems.append(Problem("pred_fits", "", doubt, ""))
-    speed, words = _speed(row, replace(run, setup=choice.setup))
+    speed, words = _speed(row, replace(run, setup=_timed_setup(run, choice)))
     return replace(
         speed,
         peak_mem_gib=choice.peak_bytes / GIB,
@@ -111,8 +110,10 @@ def _fits(row: StatedRow, choice: MemoryChoice, capacity_bytes: float | None) ->
     that needs a choice of ours does not follow, since the run may not have made it.
     """
     if choice.too_near and capacity_bytes is not None:
-        needed = f"{gib(choice.memory.needed_bytes)} of {gib(capacity_bytes)}"
-        return None, f"too near to the limit to be told: {needed}, and a prediction is true to {DOUBT_SHARE:.0%}"
+        nearest = choice.near or choice
+        words = f" with {', '.join(nearest.chosen)}" if nearest.chosen else ""
+        needed = f"{gib(nearest.memory.needed_bytes)} of {gib(capacity_bytes)}{words}"
+        return None, f"too near to the limit to be told: {needed}, and a prediction is true to {choice.doubt_share:.0%}"
     open_load = [name for name in _LOAD_COLUMNS if row.get(name) is None]
     if choice.fits and (open_load or (choice.setup.sequence_degree > 1 and row.get("cp_sp") is None)):
         names = ", ".join(open_load) or "cp_sp"
@@ -124,10 +125,7 @@ def _fits(row: StatedRow, choice: MemoryChoice, capacity_bytes: float | None) ->
     if choice.fits is False and choice.setup.num_gpus > 1 and all(row.get(name) is None for name in _DEGREE_COLUMNS):
         return None, "does not fit as data parallel; tp, pp and dp are not stated"
     if choice.fits is False and optimizer_is_open(text_of(row, "notes")):
-        return (
-            None,
-            "does not fit with Adam's states in fp32, and fine-tuning may have others, which the row does not state",
-        )
+        return None, "does not fit with Adam's states in fp32, and the row may have others, which it does not state"
     return choice.fits, ""
 
 
@@ -141,6 +139,17 @@ def _short(choice: MemoryChoice, capacity_bytes: float) -> Problem:
         f"the largest part is {largest.name} with {gib(largest.num_bytes)}",
         kind="memory",
     )
+
+
+def _timed_setup(run: StatedRun, choice: MemoryChoice) -> Setup:
+    """What was chosen so that it fits; where that is more pieces of a pipeline rank, a block each, as the time sees it.
+
+    Memory falls with more pieces to what a rank in one piece holds, so the choice says 1; the bubble falls with each.
+    """
+    if choice.setup.virtual_stages >= run.setup.virtual_stages:
+        return choice.setup
+    pieces = max(run.setup.virtual_stages, choice.setup.shape.num_layers // choice.setup.pipeline_degree)
+    return replace(choice.setup, virtual_stages=pieces)
 
 
 def _speed(row: StatedRow, run: StatedRun) -> tuple[PlannedRow, tuple[str, ...]]:

@@ -15,9 +15,11 @@ from hpctrain.plan.speed.software import Software
 from hpctrain.plan.speed.step_parts import Setup
 from hpctrain.plan.stated.memory_habits import (
     CACHED_SHARE,
+    CACHED_SHARE_OF_ALL,
     COLLECTIVES_GIB,
     CONTEXT_GIB,
     DOUBT_SHARE,
+    STUCK_HOLES,
     STUCK_SHARE,
     MemoryHabits,
 )
@@ -29,7 +31,7 @@ States = Literal["mixed", "pure", "fp32"]
 Reading = Literal["device", "reserved", "allocated"]
 """How a source measures: nvidia-smi on the first GPU, the allocator's reserved bytes, or what is allocated in them."""
 
-KEPT, WORKING, STEP, OUTSIDE = "kept", "working", "step", "outside"
+FLAT, KEPT, STASHED, WORKING, STEP, OUTSIDE = "flat", "kept", "stashed", "working", "step", "outside"
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ class RankTerm(MemoryTerm):
     """One allocation of one rank, with when it is there."""
 
     phase: str = KEPT
-    """``kept`` through the whole step, ``working`` at the height of a pass, ``step`` in the optimizer's step, ``outside`` the
-    allocator."""
+    """``flat``: made once, before the first step; ``kept`` through the whole step; at the height of a pass ``stashed`` between
+    tensors that were given up again, or ``working``; ``step`` in the optimizer's step, ``outside`` the allocator."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class TierMemory:
     pipeline_rank: int
     terms: tuple[RankTerm, ...]
     ranks_per_node: int
+    has_flat_states: bool = True
 
     def gpu_bytes(self, *phases: str) -> int:
         """Sum of the GPU's terms of these phases."""
@@ -56,16 +59,19 @@ class TierMemory:
     @property
     def allocated_bytes(self) -> int:
         """Peak of what the allocator hands out: the height of a pass and the optimizer's step do not coincide."""
-        return self.gpu_bytes(KEPT) + max(self.gpu_bytes(WORKING), self.gpu_bytes(STEP))
+        return self.gpu_bytes(FLAT, KEPT) + max(self.gpu_bytes(STASHED, WORKING), self.gpu_bytes(STEP))
 
     @property
     def needed_bytes(self) -> int:
         """What the GPU must have: below it the allocator has given back all that it can."""
-        return math.ceil(self.allocated_bytes * (1 + STUCK_SHARE)) + self.gpu_bytes(OUTSIDE)
+        stuck = self.allocated_bytes * STUCK_SHARE
+        if self.has_flat_states:
+            stuck = max(stuck, self.gpu_bytes(KEPT, STASHED) * CACHED_SHARE * STUCK_HOLES)
+        return math.ceil(self.allocated_bytes + stuck) + self.gpu_bytes(OUTSIDE)
 
-    def surely_fits(self, capacity_bytes: float) -> bool | None:
+    def surely_fits(self, capacity_bytes: float, doubt_share: float = DOUBT_SHARE) -> bool | None:
         """Whether a GPU of this size has enough; None: it is too near to the limit to be told."""
-        doubt = DOUBT_SHARE * self.allocated_bytes
+        doubt = doubt_share * self.allocated_bytes
         if self.needed_bytes + doubt <= capacity_bytes:
             return True
         return False if self.needed_bytes - doubt > capacity_bytes else None
@@ -77,13 +83,18 @@ class TierMemory:
     def read_bytes(self, reading: Reading, capacity_bytes: float | None) -> float:
         """The peak as a source with that way of measuring would print it.
 
-        The flat vectors of an optimizer step are larger than the blocks that activations leave behind, so the allocator asks for
-        new memory as long as the GPU has some, and gives blocks back only when it has none.
+        What is made once, or in the same order in every pass, has blocks of its size; gradients and block inputs are made
+        between tensors that are given up again, and leave holes that fit no request. The flat vectors of an optimizer step are
+        larger than these, so the allocator asks for new memory as long as the GPU has some, and gives blocks back only when it
+        has none.
         """
         if reading == "allocated":
             return self.allocated_bytes
         outside = self.gpu_bytes(OUTSIDE)
-        reserved = self.gpu_bytes(KEPT, WORKING, STEP) * (1 + CACHED_SHARE)
+        if self.has_flat_states:
+            reserved = self.gpu_bytes(FLAT, WORKING, STEP) + self.gpu_bytes(KEPT, STASHED) * (1 + CACHED_SHARE)
+        else:
+            reserved = self.gpu_bytes(FLAT, KEPT, STASHED, WORKING, STEP) * (1 + CACHED_SHARE_OF_ALL)
         if capacity_bytes is not None:
             reserved = max(self.needed_bytes - outside, min(reserved, capacity_bytes - outside))
         return reserved + (outside if reading == "device" else 0)
@@ -123,7 +134,8 @@ def rank_memory(
 ) -> TierMemory:
     """Memory of one pipeline rank, counted from 0; further arguments as ``tier_memory``."""
     per_node = min(gpus_per_node, setup.num_gpus)
-    return TierMemory(rank, _rank_terms(setup, software, habits, states, rank, per_node, context_gib), per_node)
+    terms = _rank_terms(setup, software, habits, states, rank, per_node, context_gib)
+    return TierMemory(rank, terms, per_node, habits.flat_states)
 
 
 def _rank_terms(
@@ -166,8 +178,8 @@ def _gpu(name: str, num_bytes: float, source: str, phase: str = KEPT) -> RankTer
     return RankTerm(name, math.ceil(num_bytes), "gpu", source, phase)
 
 
-def _host(name: str, num_bytes: float, source: str) -> RankTerm:
-    return RankTerm(name, math.ceil(num_bytes), "host", source)
+def _host(name: str, num_bytes: float, source: str, phase: str = KEPT) -> RankTerm:
+    return RankTerm(name, math.ceil(num_bytes), "host", source, phase)
 
 
 def rank_layers(setup: Setup, software: Software, rank: int) -> float:
@@ -224,20 +236,21 @@ def _state_terms(setup: Setup, habits: MemoryHabits, states: States, parameters:
     updated = share if stage >= 1 else parameters
     reduced = share if stage >= 2 else parameters
     source = habits.source
-    if habits.sharded_master_only and stage == 3:
-        # The shard is the fp32 master itself.
-        parameter = 0 if states == "mixed" else parameter
+    if habits.sharded_master_only:
+        # The shard is the fp32 master itself; all in 16 bit it is updated in place.
+        parameter = 0 if states == "mixed" and stage >= 2 and setup.zero_ranks > 1 else parameter
+        master = 0 if states == "pure" else master
     param_tier = _host if setup.offload_param else _gpu
     if not setup.offload_optimizer:
         return [
-            param_tier("parameters", parameter * held, source),
+            param_tier("parameters", parameter * held, source, FLAT),
             _gpu("gradients", gradient * reduced, source),
-            _gpu("master", master * updated, source),
-            _gpu("Adam moments", moments * updated, source),
+            _gpu("master", master * updated, source, FLAT),
+            _gpu("Adam moments", moments * updated, source, FLAT),
         ]
     on_gpu = parameters if stage <= 1 else 0
     return [
-        param_tier("parameters", parameter * held, source),
+        param_tier("parameters", parameter * held, source, FLAT),
         _gpu("gradients", gradient * on_gpu, source),
         _host("gradients", (gradient if stage >= 2 else 0) * reduced, source),
         _host("master", master * updated, source),
@@ -276,7 +289,7 @@ def _communication_terms(setup: Setup, habits: MemoryHabits, parameters: float, 
         largest = max(shape.vocab_size, shape.ffn_hidden_size) * shape.hidden_size / tp
         live = setup.live_parameters or habits.live_elements
         gathered = min(parameters, max(live, largest) + largest)
-        if setup.shard_within_node:
+        if setup.shard_within_node or setup.second_partition_ranks > 1:
             terms.append(_gpu("secondary partition", width * parameters / per_node, habits.source))
     terms.append(_gpu("gathered parameters", width * gathered, habits.source, WORKING))
     return terms
@@ -301,7 +314,7 @@ def _activation_terms(
     if setup.offload_activations:
         terms = [_host("block inputs", kept - one_block, source), _gpu("block inputs", one_block, source, WORKING)]
     else:
-        terms = [_gpu("activations", kept, source, WORKING)]
+        terms = [_gpu("activations", kept, source, STASHED if setup.recomputation == "full" else WORKING)]
     height = [_gpu("backward of one block", working, source, WORKING)]
     if rank == setup.pipeline_degree - 1:
         loss = [_gpu("logits and loss", loss_bytes(setup, habits), habits.source, WORKING)]
@@ -332,11 +345,23 @@ def _step_terms(setup: Setup, habits: MemoryHabits, states: States, parameters: 
         # Of the largest matrix: the token table or one of the feed-forward's.
         shape = setup.shape
         largest = max(shape.vocab_size, shape.ffn_hidden_size) * shape.hidden_size / setup.tensor_degree
-        return [_gpu("gradient in fp32", 4 * largest, habits.source, STEP)]
+        return [_gpu("gradient in fp32", 4 * largest, habits.source, STEP), *_list_terms(setup, habits, parameters)]
     if setup.offload_optimizer or states == "fp32":
         return []
     updated = parameters / ranks if setup.zero_stage >= 1 else parameters
     if setup.zero_stage == 3 and habits.step_elements is not None:
         updated = min(updated, habits.step_elements)
     width = habits.step_bytes if states == "mixed" else min(habits.step_bytes, 2)
-    return [_gpu("optimizer step", width * updated, habits.source, STEP)]
+    return [_gpu("optimizer step", width * updated, habits.source, STEP), *_list_terms(setup, habits, parameters)]
+
+
+def _list_terms(setup: Setup, habits: MemoryHabits, parameters: float) -> list[RankTerm]:
+    """The flat copy that torch gathers into where it is handed a list of shares: the updated parameters, in equal buckets.
+
+    Source: DeepSpeed 0.5 and 0.6, runtime/zero/stage_1_and_2.py (step: num_shards of allgather_bucket_size) and
+    runtime/bf16_optimizer.py; torch 1.10, distributed/c10d/ProcessGroupNCCL.cpp (flatten_for_scatter_gather).
+    """
+    if habits.gather_bucket is None or not 1 <= setup.zero_stage <= 2:
+        return []
+    pieces = max(1, parameters // habits.gather_bucket)
+    return [_gpu("gathered list", setup.bytes_per_element * parameters / pieces, habits.source, STEP)]

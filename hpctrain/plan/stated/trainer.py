@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from hpctrain.plan.speed.software import SOFTWARE, Software
-from hpctrain.plan.stated.memory_habits import FUSED_LOSS_BYTES, HABITS, MemoryHabits
+from hpctrain.plan.speed.software import EAGER_ELEMENT_TRAFFIC, SOFTWARE, Software
+from hpctrain.plan.stated.memory_habits import FUSED_LOSS_BYTES, HABITS, MemoryHabits, of_hugging_face
 from hpctrain.plan.stated.tier_memory import Reading, States
 
 _GENERATIONS = (
@@ -17,31 +17,63 @@ _GENERATIONS = (
     ("Megatron-DeepSpeed", "megatron_deepspeed_2022"),
     ("SC21", "megatron_2021"),
     ("Megatron-LM README", "megatron_2021"),
-    ("MT-NLG", "megatron_2021"),
+    ("MT-NLG", "megatron_deepspeed_2022"),
     ("Nanotron", "nanotron"),
     ("Ulysses", "deepspeed"),
 )
 """Words of ``source`` and the software generation that they stand for; the first that fits."""
 _ZERO_3_OF_2021 = ("SC21", "BigScience (V100")
-_FSDP_WORDS = re.compile(r"torchtitan|\bFSDP|litgpt|lightning|maxtext|paxml|\bjax\b", re.IGNORECASE)
+_FSDP_WORDS = re.compile(
+    r"torchtitan|torchtune|\b[FH]SDP|litgpt|lightning|maxtext|paxml|\bjax\b|mosaic|metaseq|fairscale", re.IGNORECASE
+)
+_TORCH_1_WORDS = re.compile(r"\b(?:py)?torch[ =v]*1\.\d|mosaicgpt|metaseq|fairscale", re.IGNORECASE)
+_DATE = re.compile(r"arxiv[: ]*(?P<paper>\d{4})\.\d{4,5}|\b20(?P<year>[12]\d)(?:-(?P<month>[01]\d))?\b", re.IGNORECASE)
+_LAST_OF_TORCH_1 = (23, 6)
+"""Year and month until which what was published was measured with PyTorch 1: PyTorch 2.0 came in March 2023."""
+_LAST_OF_FIRST_ZERO_3 = (21, 12)
+_LAST_WITHOUT_FLASH_ATTENTION = (22, 9)
+"""Its paper is of May 2022 (arXiv 2205.14135)."""
 _COMPILED_WORDS = re.compile(r"compile|maxtext|paxml|\bjax\b", re.IGNORECASE)
 _DEEPSPEED_WORDS = re.compile(r"deepspeed|\bzero\b|zero-", re.IGNORECASE)
 _ALLOCATED_SOURCES = ("low-precision master", "Megatron-DeepSpeed READMEs", "SimuMax", "LitGPT")
 """They print what torch.cuda.max_memory_allocated says."""
-_ALLOCATED_WORDS = re.compile(r"\balloc(ated|ation)?\b")
-_FUSED_LOSS_WORDS = re.compile(
-    r"llm-foundry|liger|fused (cross.entropy|loss)|cross.entropy fusion|chunked loss", re.IGNORECASE
+_ONE_SELECTION_WORDS = re.compile(r"torchtitan|selective[- ]op\b", re.IGNORECASE)
+"""Of every second product, or of every second block where the row says so."""
+_WHOLE_BLOCKS_WORDS = re.compile(r"selective[- ]layer|every (?:second|other) block", re.IGNORECASE)
+_PURE_SOURCES = re.compile(r"^litgpt|torchtune", re.IGNORECASE)
+_ALLOCATED_WORDS = re.compile(r"\balloc(ated|ation)?\b|\bmemory active\b|\bactive memory\b")
+_FUSED_LOSS_WORDS = re.compile(r"llm-foundry|fused (cross.entropy|loss)|cross.entropy fusion", re.IGNORECASE)
+_NO_LOGITS_WORDS = re.compile(
+    r"liger|chunked (?:cross[- ]?entropy|loss)|(?:fused[- ]linear|linear[- ]fused|cut)[- ]cross[- ]?entropy",
+    re.IGNORECASE,
 )
+"""The output matrix is applied to a few tokens at a time, whose loss and gradient are formed at once."""
 _NEMO_WORDS = re.compile(r"\bnemo\b|dgx ?cloud|dgxc|megatron-bridge", re.IGNORECASE)
 _MEGATRON_CORE_WORDS = re.compile(rf"megatron.?core|\bmcore\b|transformer engine|{_NEMO_WORDS.pattern}", re.IGNORECASE)
-_MEGATRON_DEEPSPEED_WORDS = re.compile(r"megatron-deepspeed|gpt-neox|\bbloom\b", re.IGNORECASE)
+_MEGATRON_DEEPSPEED_WORDS = re.compile(
+    r"megatron(?:-lm)?(?:[-/+&, ]| and )+deepspeed|deepspeed(?:[-/+&, ]| and )+megatron|gpt-neox|\bbloom\b",
+    re.IGNORECASE,
+)
 _NEW_GPUS = re.compile(r"\bG?[HB][23]00|\bG?H100|\bMI3\d\d|\bmax\b|\bpvc\b", re.IGNORECASE)
 """On them Megatron-DeepSpeed is a later one than that of BLOOM and GPT-NeoX."""
-_FLASH_WORDS = re.compile(r"flash[- ]?att", re.IGNORECASE)
+_FLASH_WORDS = re.compile(r"flash[- _]?att|\bxformers\b|\bsdpa\b|mosaicgpt", re.IGNORECASE)
+_BEFORE_AMPERE = re.compile(r"\bV100|\bT4\b|\bP100|\bTITAN|\bRTX 20", re.IGNORECASE)
 _NO_FLASH_WORDS = re.compile(r"\b(?:no|without|before) flash[- ]?att|\beager attention", re.IGNORECASE)
 _NO_SEQUENCE_PARALLEL_WORDS = re.compile(r"\b(?:no|without) (?:SP\b|sequence[- ]parallel)", re.IGNORECASE)
+_SEQUENCE_PARALLEL_WORDS = re.compile(r"\bsequence[- ]parallel|\bTP *\+ *SP\b", re.IGNORECASE)
 _AFTER_AMPERE = re.compile(r"\bG?[HB][23]00|\bG?H100", re.IGNORECASE)
-_HUGGING_FACE_WORDS = re.compile(r"\bHF\b|hugging ?face|(?<![-\w])transformers\b|axolotl|llama-?factory", re.IGNORECASE)
+_HUGGING_FACE_WORDS = re.compile(
+    r"\bHF\b|hugging ?face|(?<![-\w])transformers\b|axolotl|llama-?factory"
+    r"|llama-?(?:recipes|cookbook)|\baccelerate\b|\btrl\b|fastchat|alpaca",
+    re.IGNORECASE,
+)
+_COUNTED_WORDS = re.compile(
+    r"megatron|deepspeed|deepcompile|\bzero(?:[- ]?[123])?\b|zero-|bigscience"
+    r"|nemo|torchtitan|torchtune|llm-foundry|fms-fsdp|nanotron|simumax|SC21|MT-NLG"
+    rf"|gpt-neox|ulysses|{_HUGGING_FACE_WORDS.pattern}",
+    re.IGNORECASE,
+)
+_FUSED_BLOCK_WORDS = re.compile(r"\bliger|compile|\bfused (?:rms|norm|kernel)|\bunsloth|\bapex\b", re.IGNORECASE)
 _COMPILED_LOSS_YEARS = re.compile(r"20(2[5-9]|[3-9]\d)")
 
 
@@ -53,6 +85,10 @@ class Trainer:
     habits: MemoryHabits
     states: States
     reading: Reading
+    is_counted: bool = True
+    """What it keeps was counted from its source; else its words only tell its kind."""
+    chooses_blocks: bool = False
+    """Selective recomputation means a share of blocks, which the user chooses (IBM's fms-fsdp)."""
 
     @property
     def offloads(self) -> bool:
@@ -84,39 +120,70 @@ def find_trainer(
     >>> find_trainer("pytorch/torchtitan", "", "bf16", 3).habits.name
     'fsdp'
     """
-    name = _generation(source, notes, zero_stage, gpu)
+    written = _written(f"{source} {ref}") or _written(notes)
+    name = _generation(source, notes, zero_stage, gpu, written)
+    words = f"{source} {notes}"
+    habits = _habits(name, source, notes, precision, zero_stage, has_offload, ref)
+    software = _software(name, habits, words, gpu, written)
+    chooses_blocks = habits.sharded_master_only and not _ONE_SELECTION_WORDS.search(f"{words} {ref}")
+    is_counted = bool(_COUNTED_WORDS.search(words))
+    return Trainer(software, habits, _states(precision, source), _reading(source, notes), is_counted, chooses_blocks)
+
+
+def _habits(
+    name: str, source: str, notes: str, precision: str, zero_stage: int | None, has_offload: bool, ref: str
+) -> MemoryHabits:
+    """Of a generation, with what the words say of its loss, its sums and what it recomputes."""
     habits = HABITS[name]
     words = f"{source} {notes}"
     if name == "megatron" and (has_offload or zero_stage == 2 or _DEEPSPEED_WORDS.search(words)):
         habits = HABITS["deepspeed"]
-    if _FUSED_LOSS_WORDS.search(words):
-        habits = replace(habits, loss_bytes=FUSED_LOSS_BYTES, split_loss_bytes=None)
+    elif name == "megatron_2021" and (has_offload or zero_stage == 2):
+        habits = HABITS["deepspeed_2022"]
+    elif "Ulysses" in source:
+        habits = HABITS["deepspeed_2022"]  # its experiments run in Megatron-DeepSpeed
+    if name != "nanotron" and _HUGGING_FACE_WORDS.search(words):
+        habits = of_hugging_face(habits)
+    if _NO_LOGITS_WORDS.search(words):
+        habits = replace(habits, loss_bytes=0, split_loss_bytes=None, gated_loss_bytes=None)
+    elif _FUSED_LOSS_WORDS.search(words):
+        habits = replace(habits, loss_bytes=FUSED_LOSS_BYTES, split_loss_bytes=None, gated_loss_bytes=None)
     elif name == "fsdp_compiled" and "torchtitan" in f"{words} {ref}":
         habits = _torchtitan_loss(habits, f"{words} {ref}")
     if habits.name == "megatron" and _NEMO_WORDS.search(words):
         # Its bf16 recipes reduce gradients as they are and fuse the loss.
         # Source: NeMo, collections/llm/recipes/precision/mixed_precision.py (grad_reduce_in_fp32).
         habits = replace(habits, gradient_bytes=2, loss_bytes=FUSED_LOSS_BYTES)
-    if habits.buckets and _HUGGING_FACE_WORDS.search(words):
-        habits = replace(habits, bucket_elements=None)
     has_bf16_sums = "bf16" in precision and "before DeepSpeed's BF16 optimizer" not in notes
     if habits.name == "megatron_deepspeed" and has_bf16_sums and (zero_stage or 0) < 2:
         # Its bf16 optimizer sums in fp32 (4) beside the gradients of the pass (2), and steps on the sums themselves.
         # Source: DeepSpeed, runtime/bf16_optimizer.py; runtime/pipe/engine.py, _exec_backward_pass.
         habits = replace(habits, gradient_bytes=6, step_bytes=0, cast_gradients=True)
+    if (
+        habits.sharded_master_only
+        and _ONE_SELECTION_WORDS.search(f"{words} {ref}")
+        and not _WHOLE_BLOCKS_WORDS.search(words)
+    ):
+        habits = replace(habits, every_second_product=True)
+    return habits
+
+
+def _software(name: str, habits: MemoryHabits, words: str, gpu: str, written: tuple[int, int] | None) -> Software:
+    """Of a generation, with what the words say of attention, of blocks and of sequence parallelism."""
     software = SOFTWARE[name]
     if habits.name == name == "megatron" and (_MEGATRON_CORE_WORDS.search(words) or _AFTER_AMPERE.search(gpu)):
         software = SOFTWARE["megatron_core"]
-    if _NO_FLASH_WORDS.search(words):
-        software = replace(software, fused_attention=False)
-    elif _FLASH_WORDS.search(words) and not software.fused_attention:
-        software = replace(software, fused_attention=True, attention_share=Software.attention_share)
+    software = _with_attention(software, words, gpu, written)
+    if name != "nanotron" and _HUGGING_FACE_WORDS.search(words) and not _FUSED_BLOCK_WORDS.search(words):
+        software = replace(software, element_traffic=max(software.element_traffic, EAGER_ELEMENT_TRAFFIC))
     if habits.sharded_master_only:
         # With tensor parallelism these trainers split norms and residuals over the sequence as well.
         software = replace(software, sequence_parallel=True)
     if _NO_SEQUENCE_PARALLEL_WORDS.search(words):
         software = replace(software, sequence_parallel=False)
-    return Trainer(software, habits, _states(precision, source), _reading(source, notes))
+    elif _SEQUENCE_PARALLEL_WORDS.search(words):
+        software = replace(software, sequence_parallel=True)
+    return software
 
 
 def _torchtitan_loss(habits: MemoryHabits, words: str) -> MemoryHabits:
@@ -130,7 +197,39 @@ def _torchtitan_loss(habits: MemoryHabits, words: str) -> MemoryHabits:
     return replace(habits, loss_bytes=eager.loss_bytes, split_loss_bytes=eager.split_loss_bytes)
 
 
-def _generation(source: str, notes: str, zero_stage: int | None, gpu: str) -> str:
+def _with_attention(software: Software, words: str, gpu: str, written: tuple[int, int] | None) -> Software:
+    """As the remarks say; where they say nothing, not fused before it was published or on GPUs that its kernels leave out."""
+    too_early = written is not None and written <= _LAST_WITHOUT_FLASH_ATTENTION
+    if _NO_FLASH_WORDS.search(words):
+        return replace(software, fused_attention=False)
+    if _FLASH_WORDS.search(words):
+        share = software.attention_share if software.fused_attention else Software.attention_share
+        return replace(software, fused_attention=True, attention_share=share)
+    if software.fused_attention and (too_early or _BEFORE_AMPERE.search(gpu)):
+        return replace(software, fused_attention=False, attention_share=SOFTWARE["megatron_2021"].attention_share)
+    return software
+
+
+def _written(words: str) -> tuple[int, int] | None:
+    """Year of the century and month in which a source was published, by dates and numbers of papers; None: it has none.
+
+    The first of several; a year alone is taken for its end.
+
+    >>> _written("Korthikanti 2022"), _written("Zhao 2023, arXiv 2304.11277"), _written("AWS (2022-03-15)"), _written("issue 13")
+    ((22, 12), (23, 4), (22, 3), None)
+    """
+    dates = [
+        (int(match["paper"][:2]), int(match["paper"][2:]))
+        if match["paper"]
+        else (int(match["year"]), int(match["month"] or 12))
+        for match in _DATE.finditer(words)
+    ]
+    return min(dates, default=None)
+
+
+def _generation(source: str, notes: str, zero_stage: int | None, gpu: str, written: tuple[int, int] | None) -> str:
+    remarks = f"{source} {notes}"
+    of_torch_1 = bool(_TORCH_1_WORDS.search(remarks)) or (written is not None and written <= _LAST_OF_TORCH_1)
     without_compile = "no torch.compile" in notes.lower()
     if "fms-fsdp" in source and not without_compile:
         return "fsdp_compiled"
@@ -139,23 +238,30 @@ def _generation(source: str, notes: str, zero_stage: int | None, gpu: str) -> st
     for words, name in _GENERATIONS:
         if words in source:
             return name
-    if zero_stage != 3 and _MEGATRON_DEEPSPEED_WORDS.search(f"{source} {notes}") and not _NEW_GPUS.search(gpu):
+    if zero_stage != 3 and _MEGATRON_DEEPSPEED_WORDS.search(remarks) and not _NEW_GPUS.search(gpu):
         return "megatron_deepspeed_2022"
-    if _MEGATRON_CORE_WORDS.search(f"{source} {notes}"):
+    if _MEGATRON_CORE_WORDS.search(remarks):
         return "megatron"
-    if _FSDP_WORDS.search(f"{source} {notes}") and "DeepSpeed" not in source:
-        compiled = _COMPILED_WORDS.search(f"{source} {notes}") and not without_compile
-        return "fsdp_compiled" if compiled else "fsdp"
-    return "deepspeed" if zero_stage == 3 else "megatron"
+    if _FSDP_WORDS.search(remarks) and "DeepSpeed" not in source:
+        if _COMPILED_WORDS.search(remarks) and not without_compile:
+            return "fsdp_compiled"
+        return "fsdp_2022" if of_torch_1 else "fsdp"
+    if zero_stage == 3:
+        if written is not None and written <= _LAST_OF_FIRST_ZERO_3:
+            return "deepspeed_2021"
+        return "deepspeed_2022" if of_torch_1 else "deepspeed"
+    before_flash = written is not None and written <= _LAST_WITHOUT_FLASH_ATTENTION
+    return "megatron_2021" if before_flash and not _NEW_GPUS.search(gpu) else "megatron"
 
 
 def _states(precision: str, source: str) -> States:
     """``bf16/PURE`` is Composer's name for 16-bit computation over fp32 states; ``bf16-pure`` and ``bf16-true`` have no other.
 
-    LitGPT's recipes are of the last kind. Source: litgpt, config_hub/finetune (precision: bf16-true).
+    Recipes of LitGPT and torchtune are of the last kind. Source: litgpt, config_hub/finetune (precision: bf16-true); torchtune,
+    recipes/full_finetune_single_device.py (the model is made in ``dtype``).
     """
     words = precision.lower()
-    if words == "bf16" and source.startswith("LitGPT"):
+    if words == "bf16" and _PURE_SOURCES.search(source):
         return "pure"
     if words in ("fp32", "tf32", "float32"):
         return "fp32"

@@ -40,14 +40,14 @@ class SweepRow:
     """Those of the overrides that differ between points, but not ``nodes``."""
     nodes: int
     gpus: int
-    parallelism: str
-    """Name of the form."""
-    micro_batch_size: int
-    data_parallel_degree: int
-    gradient_accumulation_steps: int
-    global_batch_size: int
-    seq_len: int
-    activation_checkpointing: str
+    parallelism: str | None
+    """Name of the form; None, as all that a plan derives: the plan is impossible, or a launch check."""
+    micro_batch_size: int | None
+    data_parallel_degree: int | None
+    gradient_accumulation_steps: int | None
+    global_batch_size: int | None
+    seq_len: int | None
+    activation_checkpointing: str | None
     step_time_s: float | None
     step_time_low_s: float | None
     step_time_high_s: float | None
@@ -56,7 +56,7 @@ class SweepRow:
     convention: FlopConvention
     """How ``tflops_per_gpu`` counts FLOPs."""
     mfu: float | None
-    fits: bool
+    fits: bool | None
     memory: str
     """What is free or short, in words."""
     scaling: ScalingKind
@@ -168,7 +168,7 @@ def _row(
     point: PlannedPoint, group: Sequence[PlannedPoint], differing: Sequence[str], options: CostOptions, force: bool
 ) -> SweepRow:
     plan, batch = point.plan, point.plan.batch
-    problems = plan.problems
+    problems, has_numbers = plan.problems, plan.payload == "train" and not plan.is_impossible
     speed = plan.prediction if all(problem.kind == "memory" for problem in problems) else None
     convention: FlopConvention = options.convention or "model"
     flops = convention_flops(convention, plan.model, batch.seq_len, batch.global_batch_size)
@@ -181,13 +181,13 @@ def _row(
         },
         nodes=plan.layout.num_nodes,
         gpus=plan.layout.world_size,
-        parallelism=plan.parallelism_name,
-        micro_batch_size=batch.micro_batch_size,
-        data_parallel_degree=plan.layout.data_parallel_degree,
-        gradient_accumulation_steps=batch.gradient_accumulation_steps,
-        global_batch_size=batch.global_batch_size,
-        seq_len=batch.seq_len,
-        activation_checkpointing=plan.activation_checkpointing,
+        parallelism=plan.parallelism_name if has_numbers else None,
+        micro_batch_size=batch.micro_batch_size if has_numbers else None,
+        data_parallel_degree=plan.layout.data_parallel_degree if has_numbers else None,
+        gradient_accumulation_steps=batch.gradient_accumulation_steps if has_numbers else None,
+        global_batch_size=batch.global_batch_size if has_numbers else None,
+        seq_len=batch.seq_len if has_numbers else None,
+        activation_checkpointing=plan.activation_checkpointing if has_numbers else None,
         step_time_s=speed.step_time_s if speed else None,
         step_time_low_s=speed.low_s if speed else None,
         step_time_high_s=speed.high_s if speed else None,
@@ -195,8 +195,8 @@ def _row(
         tflops_per_gpu=flops / speed.step_time_s / plan.layout.world_size / TERA if speed else None,
         convention=convention,
         mfu=speed.mfu if speed else None,
-        fits=not any(problem.kind == "memory" for problem in problems),
-        memory="refused" if _is_refused(problems) else memory_in_words(plan.memory),
+        fits=not any(problem.kind == "memory" for problem in problems) if has_numbers else None,
+        memory=_memory(plan),
         scaling=scaling_kind(point.config),
         efficiency=efficiency,
         base_nodes=base,
@@ -204,6 +204,12 @@ def _row(
         cost_gap=cost_gap,
         problems=tuple(map(str, problems)),
     )
+
+
+def _memory(plan: RunPlan) -> str:
+    if _is_refused(plan.problems):
+        return "refused"
+    return memory_in_words(plan.memory) if plan.payload == "train" else "no model"
 
 
 def _is_refused(problems: Sequence[Problem]) -> bool:
@@ -251,7 +257,7 @@ def _notes(points: Sequence[PlannedPoint], rows: Sequence[SweepRow], force: bool
     notes = [text for text in notes if not text.startswith(("training.", CHOICE_NOTE))]
     notes += _uncompared([point for point in points if _speed_counts(point, force)])
     notes += dict.fromkeys(point.plan.prediction.uncertainty for point in points if point.plan.prediction is not None)
-    gaps = [point.plan.prediction_gap for point in points if point.plan.prediction is None]
+    gaps = [point.plan.prediction_gap for point in points if not point.plan.is_impossible and not point.plan.prediction]
     notes += [f"no prediction: {gap}" for gap in dict.fromkeys(gaps)]
     costs = [text for row in rows if row.cost for text in row.cost.gaps]
     costs += [row.cost_gap for row in rows if not row.problems]  # of the others the problems tell it

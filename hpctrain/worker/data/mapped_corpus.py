@@ -55,15 +55,21 @@ def check_sampled_ids(part: Part, vocab_size: int) -> None:
     """Looks at the ids of at most 256 stretches of 65,536 tokens, from the first to the last; all of them are in smaller files.
 
     Raises:
-        DataError: one is not of the model's vocabulary.
+        DataError: some are not of the model's vocabulary; names a negative one, else the highest of all, which says how large the
+            vocabulary must be.
     """
     if np.iinfo(part.tokens.dtype).min == 0 and np.iinfo(part.tokens.dtype).max < vocab_size:
         return
+    highest = 0
     for start in _sample_starts(len(part.tokens), _SAMPLES, _SAMPLE_TOKENS):
         tokens = part.tokens[start : start + _SAMPLE_TOKENS]
-        if tokens.min() < 0 or tokens.max() >= vocab_size:
-            place = start + int(np.argmax((tokens < 0) | (tokens >= vocab_size)))
-            raise unknown_token(vocab_size, part, place)
+        if tokens.min() < 0:
+            raise unknown_token(vocab_size, part, start + int(tokens.argmin()))
+        place = start + int(tokens.argmax())
+        if part.tokens[place] > part.tokens[highest]:
+            highest = place
+    if part.tokens[highest] >= vocab_size:
+        raise unknown_token(vocab_size, part, highest)
 
 
 def mapped_digest(corpus: TokenCorpus, tokens: Tokens) -> str:

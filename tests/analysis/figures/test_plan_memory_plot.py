@@ -16,7 +16,7 @@ from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
 from hpctrain.analysis.figures.figure_bytes import figure_bytes
-from hpctrain.analysis.figures.plan_memory_plot import MAX_POINTS, PlannedMemory, plot_plan_memory
+from hpctrain.analysis.figures.plan_memory_plot import MAX_POINTS, PlannedMemory, plot_plan_memory, term_looks
 from hpctrain.analysis.report.plan_picture import write_plan_picture
 from hpctrain.config.compose import compose_points
 from hpctrain.plan.memory.phases import gpu_phases
@@ -93,6 +93,31 @@ def test_terms_of_one_owner_share_a_colour_and_differ_in_their_hatch() -> None:
     assert looks["Adam moments"][1] != looks["fp32 master"][1]
 
 
+def test_a_term_looks_the_same_in_every_picture() -> None:
+    def looks(figure: Figure) -> dict[str, tuple[object, str]]:
+        return {
+            str(container.get_label()): (container[0].get_facecolor(), container[0].get_hatch())
+            for axis in panels(figure).values()
+            for container in axis.containers
+            if isinstance(container, BarContainer) and not str(container.get_label()).startswith("_")
+        }
+
+    # In one Adam moments are the largest term of the optimizer, in the other fp32 master; in a sweep both.
+    alone = looks(plot_plan_memory([planned(*SHOWPIECE)]))
+    short = looks(plot_plan_memory([planned(*SHORT)]))
+    sweep = looks(plot_plan_memory([planned(*SHOWPIECE), planned(*SHORT), planned(*NVME)]))
+    assert {"Adam moments", "fp32 master", "context and NCCL"} <= alone.keys() & sweep.keys()
+    for other in (short, sweep):
+        shared = alone.keys() & other.keys()
+        assert {term: alone[term] for term in shared} == {term: other[term] for term in shared}
+
+
+def test_every_term_has_a_look_of_its_own() -> None:
+    looks = term_looks()
+    known = [looks[term] for term in SOURCES]
+    assert len(set(known)) == len(known)
+
+
 def test_what_lacks_is_told_in_red_above_the_bar() -> None:
     figure = plot_plan_memory([planned(*SHORT)])
     host = panels(figure)["Host, per node"]
@@ -110,9 +135,9 @@ def test_the_name_of_the_last_of_three_tiers_is_whole() -> None:
 
 
 def test_a_capacity_far_above_all_phases_is_in_the_title() -> None:
-    figure = plot_plan_memory([planned(*NVME)])
+    point = planned(*NVME, "training.micro_batch_size=1", "training.activation_checkpointing=full")
+    figure, plan = plot_plan_memory([point]), point.plan
     assert list(panels(figure)) == ["GPU, by phase (of 79.1 GiB)", "Host, per node", "NVMe, per node"]
-    plan = planned(*NVME).plan
     assert plan.nvme is not None
     assert heights(panels(figure)["NVMe, per node"]) == pytest.approx([plan.nvme.bytes_per_node / GIB])
     assert {"parameters on NVMe", "optimizer states on NVMe"} <= set(legend_labels(figure))

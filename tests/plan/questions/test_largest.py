@@ -10,11 +10,13 @@ import pytest
 from hpctrain.config.compose import compose_points
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
+from hpctrain.launch.point_plans import plan_points
+from hpctrain.plan.auto.choice import any_form_fits
 from hpctrain.plan.questions.largest import MOST_LAYERS, LargestModel, grown, largest_model, with_layers
 from hpctrain.plan.questions.other_trainer import TRAINERS, largest_of_trainer
 from hpctrain.plan.questions.outcome import Outcome
 from hpctrain.plan.questions.render import render_largest
-from hpctrain.plan.run_plan import build_run_plan
+from hpctrain.plan.run_plan import RunPlan, build_run_plan
 
 NODE = "hardware=hccpnv4h"
 PUBLISHED_COMMUNITY_B, PUBLISHED_ANGELPTM_B = 27.9, 54.8
@@ -70,6 +72,41 @@ def test_no_size_but_the_next_was_missed() -> None:
     assert not answer.above.fits
     assert answer.binds == ("memory.gpu",)
     assert answer.largest.num_parameters == plans[layers].num_parameters
+
+
+SMALL_NODE = (
+    "hardware.gpus_per_node=2 hardware.gpu_memory_gib=8 hardware.host_memory_gib=48 training.global_batch_size=2"
+    " parallelism.pipeline_parallel_size=1"
+)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "training.seq_len=1024",
+        "training.seq_len=512 parallelism.nvme_path=/nvme parallelism.sub_group_size=10000000",
+    ],
+    ids=["memory", "nvme"],
+)
+def test_of_an_open_form_no_size_but_the_next_was_missed(more: str) -> None:
+    """Its form is chosen for each of all sizes, one by one; the answer asks most of them only whether any form fits."""
+    (point,) = compose_points(f"parallelism=auto model=6.7b {SMALL_NODE} {more}".split(), multirun=False)
+    planned = list[int]()
+
+    def plan_of(config: Config) -> RunPlan:
+        planned.append(config.model.num_layers)
+        ((_, plan),) = plan_points([dataclasses.replace(point, config=config)])
+        return plan
+
+    answer = largest_model(point.config, plan_of, lambda config, room: any_form_fits(config, point.open_keys, room))
+    assert answer.largest is not None and answer.with_headroom is not None
+    layers = answer.largest.num_layers
+    assert set(planned) == {1, layers, answer.with_headroom.num_layers, layers + 1}
+    plans = {number: plan_of(with_layers(point.config, number)) for number in range(1, layers + 9)}
+    fitting = [number for number, plan in plans.items() if not plan.problems]
+    spacious = [number for number in fitting if plans[number].memory.fits_with_headroom]
+    assert (max(fitting), max(spacious)) == (layers, answer.with_headroom.num_layers)
+    assert not answer.above.fits
 
 
 def test_only_the_depth_changes() -> None:
