@@ -29,6 +29,11 @@ class Device:
     achievable_tflops: dict[str, float] = field(default_factory=dict)
     """Best measured matmul rate by data type; empty: nobody has published one."""
 
+    @property
+    def family(self) -> str:
+        """What all forms and memories of a chip have in common, such as A100."""
+        return self.name.split("-")[0]
+
 
 _MAMF = "best measured matmul: stas00/ml-engineering, compute/accelerator"
 _PCIE3, _PCIE4, _PCIE5 = 12.0, 25.0, 50.0
@@ -220,12 +225,15 @@ _TABLE = (
 )
 DEVICES: dict[str, Device] = {device.name: device for device in _TABLE}
 
-_FAMILIES = {name.split("-")[0] for name in DEVICES}
-_VENDOR_WORDS = set(
+FAMILIES = frozenset(device.family for device in _TABLE)
+_WORDS_BESIDE = set(
     "nvidia tesla geforce quadro amd instinct intel r data center gpu gpus hbm2 hbm2e hbm3 hbm3e dgx hgx oam ac corporation"
     " grace hopper ampere superchip nvlink nvswitch generation ada node nodes selene eos azure aws gcp p4d p4de p5 frontier lumi"
     " aurora polaris alps perlmutter juwels jupiter booster".split()
 )
+"""Of vendors, boards and systems: people write them beside a GPU's name, and they change nothing of what it is."""
+_NUMBERS_BESIDE = (("MAX", "1550"), ("GB200", "nvl72"), ("GB300", "nvl72"))
+"""The same of one family alone."""
 _TWO_WORDS = (
     (re.compile(r"\b(?:rtx )?6000 ada\b"), "rtx6000ada"),
     (re.compile(r"\b(rtx|titan) (?=(?:\d|rtx))"), r"\1"),
@@ -260,7 +268,7 @@ def find_device(name: str, memory_gb: float | None = None) -> Device:
     if memory is None and memory_gb is not None:
         memory = str(round(memory_gb))
         memory = _GRACE_MEMORY.get(memory, memory) if family == "GH200" else memory
-    matches = [device for device in DEVICES.values() if device.name.split("-")[0] == family]
+    matches = [device for device in DEVICES.values() if device.family == family]
     of_form = [device for device in matches if form is None or f"-{form}-" in device.name]
     plain = [device for device in of_form if form is not None or device.name.count("-") == 1 or "-SXM-" in device.name]
     of_memory = _of_memory(plain, memory) or _of_memory(of_form, memory)
@@ -295,16 +303,12 @@ def _read_name(name: str) -> tuple[str, str | None, str | None, list[str]]:
 def _read_words(text: str) -> tuple[str, str | None, str | None, list[str]]:
     family, form, memory, unknown = "", None, None, []
     for word in re.findall(r"[a-z0-9]+", text):
-        if word.upper() in _FAMILIES or word == "pvc":
+        if word.upper() in FAMILIES or word == "pvc":
             family = "MAX" if word == "pvc" else word.upper()
         elif word.rstrip("2345") in _FORMS:
             form = _FORMS[word.rstrip("2345")]
         elif match := re.fullmatch(r"(\d+)gb", word):
             memory = _GRACE_MEMORY.get(match[1], match[1]) if family == "GH200" else match[1]
-        elif word not in _VENDOR_WORDS and (family, word) not in (
-            ("MAX", "1550"),
-            ("GB200", "nvl72"),
-            ("GB300", "nvl72"),
-        ):
+        elif word not in _WORDS_BESIDE and (family, word) not in _NUMBERS_BESIDE:
             unknown.append(word)
     return family, form, memory, unknown

@@ -47,7 +47,8 @@ def correction(plan: RunPlan, predicted_s: Mapping[str, float], measured_s: floa
     """The override under which the plan's own work of a rank lasts as long as it was measured.
 
     All of the difference is given to the matmul rate: the two may differ in other parts too, which one number cannot tell. Empty:
-    nothing was predicted, or the parts that do not depend on the rate alone take longer than what was measured.
+    nothing was predicted, the parts that do not depend on the rate alone take longer than what was measured, or the rate would be
+    above the GPU's peak.
 
     Args:
         plan: whose prediction it is.
@@ -59,6 +60,8 @@ def correction(plan: RunPlan, predicted_s: Mapping[str, float], measured_s: floa
     if not by_rate or left_s <= 0 or plan.achievable_tflops_per_gpu is None:
         return ""
     rate = plan.achievable_tflops_per_gpu * by_rate / left_s
+    if rate > (plan.peak_tflops_per_gpu or rate):
+        return ""
     return f"hardware.achievable_tflops={{{plan.precision}:{rate:.1f}}}"
 
 

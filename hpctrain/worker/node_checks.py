@@ -6,6 +6,7 @@ warning in the rank's log. Free of torch.
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import shutil
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from hpctrain.config.schema import Config
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.record.paths import RunPaths
-from hpctrain.units import gib, number_ranges
+from hpctrain.units import GIB, gib, number_ranges
 from hpctrain.worker.end_reasons import RankEnvironmentError
 from hpctrain.worker.gpu_tenants import foreign_tenants
 from hpctrain.worker.rank_env import RankEnv
@@ -86,7 +87,7 @@ def memory_warnings(plan: RunPlan, memory: HostMemory, node: str) -> list[str]:
         return [short]
     raise RankEnvironmentError(
         f"{short}; nearest: a smaller training.micro_batch_size or model, or more nodes; hardware.host_memory_gib="
-        f"{total * 10 // 2**30 / 10} has the plan look for what fits, and --force then submits all the same"
+        f"{math.floor(10 * total / GIB) / 10} has the plan look for what fits, and --force then submits all the same"
     )
 
 

@@ -97,10 +97,20 @@ class Attempt:
 
 
 def _plan(config: Config) -> RunPlan:
-    """The plan; the toy node's peak is below that of every GPU, which a plan refuses, so it is put in behind."""
-    hardware, peak = config.hardware, config.hardware.peak_tflops.get(config.precision)
-    believable = replace(hardware, peak_tflops={name: max(1.0, value) for name, value in hardware.peak_tflops.items()})
-    return replace(build_run_plan(replace(config, hardware=believable)), peak_tflops_per_gpu=peak)
+    """The plan; the toy node's rates are below those of every GPU, which a plan refuses, so they are put in behind."""
+    hardware, precision = config.hardware, config.precision
+    peaks, achieved = (
+        {name: max(1.0, rate) for name, rate in rates.items()}
+        for rates in (hardware.peak_tflops, hardware.achievable_tflops)
+    )
+    believable = replace(hardware, peak_tflops=peaks, achievable_tflops=achieved)
+    plan = build_run_plan(replace(config, hardware=believable))
+    assert not plan.is_impossible, plan.problems
+    return replace(
+        plan,
+        peak_tflops_per_gpu=hardware.peak_tflops.get(precision),
+        achievable_tflops_per_gpu=hardware.achievable_tflops.get(precision),
+    )
 
 
 def make_run(

@@ -127,7 +127,7 @@ def test_losses_of_different_length_are_not_compared(tmp_path: Path) -> None:
     [
         ({"learning_rate": 1e-3}, "training.learning_rate is 0.0006 and 0.001"),
         ({"seed": 5}, "training.seed is 1234 and 5"),
-        ({"batch_ramp": BatchRampConfig(8, 8, 64)}, "training.batch_ramp is None and {'start': 8"),
+        ({"batch_ramp": BatchRampConfig(32, 32, 640)}, "training.batch_ramp is None and {'start': 32"),
         ({"decay": "linear", "beta2": 0.99}, "training.decay, training.beta2 differ"),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
@@ -135,7 +135,7 @@ def test_losses_of_different_length_are_not_compared(tmp_path: Path) -> None:
 def test_losses_of_another_training_are_not_compared_and_speeds_are(
     changes: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
-    config = toy_config(num_steps=50)
+    config = toy_config(num_steps=50, gradient_accumulation_steps=2)
     other = replace(config, training=replace(config.training, **changes))
     for side, its_config in (("base", config), ("new", other)):
         make_run(tmp_path / side / "a", its_config, [Attempt(step_times(0.5))])

@@ -20,7 +20,7 @@ from hpctrain.config.schema import Config
 from hpctrain.plan.run_plan import RunPlan, build_run_plan, with_memory_of
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.schema import StepRecord
-from tests.native_ops import ASYNC_IO, build_once
+from tests.native_ops import ASYNC_IO, CPU_ADAM, build_once
 from tests.parallelism.group_cases import CASES, NUM_SEQUENCES, REFERENCE, GroupCase
 from tests.parallelism.group_rank import GRADIENTS
 from tests.rehearse.rehearsals import rehearse
@@ -57,6 +57,8 @@ def _trained(case: GroupCase) -> dict[str, object]:
         config = case.config(folder)
         if "nvme" in (config.parallelism.offload_optimizer, config.parallelism.offload_param):
             build_once(ASYNC_IO)
+        if config.parallelism.offload_optimizer == "cpu":
+            build_once(CPU_ADAM)
         plan = _plan(config)
         run = make_run(folder, config)
         torch.save(_reference()[1], run.root / GRADIENTS)

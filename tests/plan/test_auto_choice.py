@@ -69,6 +69,16 @@ def test_tiny_on_this_machine_is_something_small_and_plain() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("model=tiny", "nodes=8", "hardware=hccpnv4h"), ("model=350m", "nodes=7", "hardware=dgx_h100")],
+    ids=["tiny", "350m"],
+)
+def test_a_model_that_every_gpu_holds_is_not_cut_up(words: tuple[str, ...]) -> None:
+    # Below stage 3 all gradients of such a model go out in one collective, stage 3 has three for each block.
+    assert planned(*words, "parallelism=auto").zero_stage == 0
+
+
 def test_530b_on_128_nodes_is_no_slower_than_the_published_form() -> None:
     plan = planned("model=530b", "nodes=128", "parallelism=auto", "training.seq_len=1024")
     words = "model=530b nodes=128 parallelism=zero3 training.seq_len=1024 training.micro_batch_size=8".split()
@@ -259,3 +269,11 @@ def test_the_table_names_what_is_short_and_leaves_out_what_is_not_known() -> Non
     assert "2.00 GiB short  does not fit" in text
     assert "held equal: 8 sequences a step" in text
     assert text.splitlines()[4].split()[-6:] == ["-", "-", "-", "does", "not", "fit"]
+
+
+def test_what_does_not_fit_is_not_offered_as_the_second() -> None:
+    first = Alternative("zero3", ("parallelism=zero3",), 4, 2, 64, "full", False, 1.0, 1.0, 2**30, None, True, "chosen")
+    short = dataclasses.replace(first, overrides=("parallelism=ddp",), gpu_free_bytes=-(2**31), fits=False)
+    other = dataclasses.replace(first, overrides=("parallelism=zero2",))
+    assert "the second: " not in render_choice(AutoChoice(12, (first, short), ""))
+    assert render_choice(AutoChoice(12, (first, short, other), "")).endswith("the second: parallelism=zero2")

@@ -145,6 +145,13 @@ def test_a_network_in_terabytes_is_told() -> None:
     assert hardware_warnings(dataclasses.replace(NODE, inter_node_gb_per_s=1.25)) == []  # Ethernet of 10 Gb/s
 
 
+def test_host_memory_in_tebibytes_is_told() -> None:
+    (warning,) = hardware_warnings(dataclasses.replace(NODE, host_memory_gib=1.5))
+    assert warning == "hardware.host_memory_gib=1.5 is little for a node of 8 GPUs; if it is in TiB: 1536"
+    assert hardware_warnings(dataclasses.replace(NODE, host_memory_gib=8)) == []
+    assert hardware_warnings(dataclasses.replace(NODE, host_memory_gib=None)) == []
+
+
 def test_cpu_ranks_may_be_slow() -> None:
     node = dataclasses.replace(NODE, device="cpu", peak_tflops={"fp32": 0.5}, achievable_tflops={})
     assert hardware_problems(node) == []

@@ -83,6 +83,19 @@ def test_parts_of_the_stages(words: tuple[str, ...], slower_parts: set[str]) -> 
     assert ("parameter gathers" in speed.parts_s) == ("gradient reduce-scatter" in speed.parts_s)
 
 
+def test_smaller_buckets_cost_more_messages() -> None:
+    def reduction_s(*words: str) -> float:
+        plan = prediction_of("model=llama3_8b", "nodes=4", "hardware=ndm_a100_v4", *words)
+        return plan.parts_s["gradient reduction"]
+
+    of_stage_1 = reduction_s("parallelism=zero1")
+    for key in ("reduce_bucket_size", "allgather_bucket_size"):
+        smaller = f"parallelism.{key}=50000000"
+        assert reduction_s("parallelism=zero1", smaller) > of_stage_1
+        # Stage 0 has the engine's own bucket.
+        assert reduction_s("parallelism=ddp", smaller) == reduction_s("parallelism=ddp")
+
+
 def test_recomputation_and_more_nodes_cost_time() -> None:
     words = ("model=llama3_8b", "hardware=ndm_a100_v4", "training.micro_batch_size=1", "training.seq_len=2048")
     plain = prediction_of(*words, "nodes=4", "training.activation_checkpointing=none")

@@ -148,6 +148,38 @@ def test_remarks_that_cannot_be_do_not_stop_a_table(notes: str) -> None:
     assert float(answer_of(notes=notes)["pred_step_time_s"]) > 0
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        pytest.param(
+            {"params_b": "18"},
+            "params_b=18: layers=72 of hidden=14336 have 181 billion parameters; one of them is wrong, or the model is sparse",
+            id="another-model",
+        ),
+        pytest.param({"precision": "int4"}, "precision=int4: is no data type of training; 16 bit is taken", id="type"),
+        pytest.param({"precision": "fp8"}, "precision=fp8: A100-SXM-80GB has no fp8, and 16 bit is taken", id="no-fp8"),
+        pytest.param(
+            {"gpu_mem_gb": "40"},
+            "gpu_mem_gb=40: gpu=A100-SXM-80GB has 80 GB, and that is taken; leave out the wrong one",
+            id="memory",
+        ),
+        pytest.param(
+            {"nodes": "36"},
+            "nodes=36: does not divide num_gpus=384; all nodes are taken to be as full as the fullest",
+            id="nodes",
+        ),
+    ],
+)
+def test_cells_that_go_against_each_other_are_told_beside_the_answer(changes: dict[str, str], told: str) -> None:
+    answer = answer_of(**changes)
+    assert answer["problem"] == f"rows.csv row 1: {told}"
+    assert answer["pred_step_time_s"] and answer["pred_fits"] == "true"
+
+
+def test_a_shape_from_the_parameters_is_not_held_against_them() -> None:
+    assert answer_of(layers="", params_b="18")["problem"].count("params_b") == 0
+
+
 def test_all_slips_of_a_row_at_once_and_no_other_row_suffers() -> None:
     bad, good = cells_of(layers="x", tp="0"), cells_of()
     _, first, second = plan_rows(COLUMNS, [list(bad.values()), list(good.values())], "rows.csv")

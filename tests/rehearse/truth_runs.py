@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.fork_server import ENGINE, SOURCE, TORCH, ForkedProcess, fork_server
-from tests.native_ops import ASYNC_IO, build_once
+from tests.fork_server import ENGINE, TORCH, ForkedProcess, fork_server
+from tests.native_ops import ASYNC_IO, COMPILED, CPU_ADAM, build_once
 from tests.rehearse.truth_cases import CASES, STEPS, Case
 
 DEADLINE_S = 240.0
@@ -86,8 +86,7 @@ def watch() -> None:
 def start(function: str, name: str, result: Path, modules: tuple[str, ...], **variables: str) -> ForkedProcess:
     """One of the two functions above in a process of its own, which prints into a file beside its result."""
     command = f"import sys; from tests.rehearse.truth_runs import {function}; {function}(*sys.argv[1:])"
-    extensions = str(SOURCE / ".cache" / "torch_extensions")
-    environment = {"TORCH_EXTENSIONS_DIR": extensions, **os.environ, "DS_ACCELERATOR": "cpu", **variables}
+    environment = {"TORCH_EXTENSIONS_DIR": COMPILED, **os.environ, "DS_ACCELERATOR": "cpu", **variables}
     with result.with_suffix(".log").open("wb") as log:
         return fork_server(modules).start(command, [name, str(result)], environment, log)
 
@@ -121,6 +120,8 @@ def run(name: str, folder: Path, repeats: range) -> None:
     case = CASES[name]
     if "nvme" in case.parallelism.values():
         build_once(ASYNC_IO)
+    if "cpu" in case.parallelism.values():
+        build_once(CPU_ADAM)
     for repeat in repeats:
         running = {}
         if repeat == 0:

@@ -18,7 +18,7 @@ from hpctrain.plan.run_plan import build_run_plan
 from hpctrain.record.checkpoints import complete_checkpoints
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.schema import StepRecord
-from tests.native_ops import COMPILED
+from tests.native_ops import COMPILED, CPU_ADAM, build_once
 from tests.worker.reference import reference_losses
 from tests.worker.run_folder import GPT, LLAMA, losses, make_config, make_run, start_ranks, step_records, train
 
@@ -27,6 +27,11 @@ pytestmark = pytest.mark.train
 FP32_TOLERANCE = 1e-5
 NUM_STEPS = 6
 DEEP = GPT | {"num_layers": 4}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    build_once(CPU_ADAM)
 
 
 def config_of(model: dict[str, Any] = DEEP, num_ranks: int = 2, training: Any = None, **parallelism: Any) -> Config:

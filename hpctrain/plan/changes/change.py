@@ -57,7 +57,12 @@ class Changes:
 
 
 def overrides(config: Config, values: Values) -> tuple[str, ...]:
-    """The values as they are typed behind what states the configuration; a shipped form of parallelism by its name."""
+    """The values as they are typed behind what states the configuration; a shipped form of parallelism by its name.
+
+    Args:
+        config: of the refused plan.
+        values: what is changed, by dotted key.
+    """
     words = tuple(f"{key}={_text(value)}" for key, value in values.items())
     per_node, before = config.hardware.gpus_per_node, config.parallelism
     after = form_words(with_values(config, values).parallelism, per_node)
@@ -70,6 +75,15 @@ def overrides(config: Config, values: Values) -> tuple[str, ...]:
 
 
 def change_of(words: tuple[str, ...], kinds: tuple[str, ...], refused: RunPlan, plan: RunPlan, unpriced: str) -> Change:
+    """What is told of a changed plan.
+
+    Args:
+        words: as they are typed.
+        kinds: what is changed.
+        refused: before the change, by the rules alone.
+        plan: with it; without a problem.
+        unpriced: why the predicted step does not know what the change costs; empty: it does.
+    """
     before, after = refused.prediction, plan.prediction
     hours = speed = None
     gap = unpriced

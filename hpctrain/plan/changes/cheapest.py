@@ -37,7 +37,7 @@ NODES = "more nodes"
 _MORE_NODES = Lever(NODES, ())
 """Its settings are found one by one."""
 _ALIKE = 0.1
-"""Prices as near as this are equal: predicted steps err by some 8 % in the median."""
+"""Prices as near as this are equal. A choice, twice ``NOISE``: what is some per cent cheaper is not worth more nodes or words."""
 _DEAR = 5.0
 """Times the price of the cheapest; what costs more is told only where nothing else keeps the number of nodes."""
 
@@ -246,7 +246,9 @@ class _Search:
 
     def _add_cheapest(self, of: Sequence[Lever], found: Sequence[Values]) -> None:
         """Adds the first that is a change, by the price of what the look saw."""
-        any(self._add(of, values) for values in sorted(found, key=self.trials.token_gpu_s))
+        for values in sorted(found, key=self.trials.token_gpu_s):
+            if self._add(of, values):
+                return
 
     def _merged_settings(self, settings: Sequence[Values], other: Values) -> list[Values]:
         """Each setting together with the other values, where they go together."""

@@ -12,13 +12,12 @@ from hpctrain.config.schema import Config
 from hpctrain.plan.changes.change import Change, change_of, overrides
 from hpctrain.plan.changes.cheapest import NODES
 from hpctrain.plan.changes.levers import ACCUMULATION, GLOBAL_BATCH, Values, with_values
+from hpctrain.plan.changes.more_nodes import MOST_DOUBLINGS
 from hpctrain.plan.changes.trials import Trials, has_room
 from hpctrain.plan.run_plan import RunPlan
 from hpctrain.plan.search.candidate import OpenKeys
 from hpctrain.plan.search.ranking import rank_choices
 
-_MOST_DOUBLINGS = 6
-"""Of the number of nodes: 64 times as many."""
 _MOST_SEARCHES = 4
 """For changes of what is stated: each takes a tenth of a second."""
 
@@ -114,7 +113,7 @@ def _more_nodes(config: Config, refused: RunPlan, anew: _Anew, known: int | None
                 return []
             break
         low, high = high, 2 * high
-        if high > config.nodes << _MOST_DOUBLINGS:
+        if high > config.nodes << MOST_DOUBLINGS:
             return []
     counts = range(low + 1, high)
     fewest = bisect.bisect_left(counts, True, key=has_headroom) + low + 1
@@ -124,5 +123,10 @@ def _more_nodes(config: Config, refused: RunPlan, anew: _Anew, known: int | None
         if plan is not None and has_room(plan.memory):
             changes.append(change_of((f"nodes={nodes}",), (NODES,), refused, plan, ""))
     first, *others = changes
-    is_cheaper = [each for each in others if (each.gpu_hours_factor or 1.0) < (first.gpu_hours_factor or 0.0)]
-    return [first, *is_cheaper]
+    return [first, *(each for each in others if _is_cheaper(each, first))]
+
+
+def _is_cheaper(change: Change, other: Change) -> bool:
+    """As far as both have a price."""
+    price, of_other = change.gpu_hours_factor, other.gpu_hours_factor
+    return price is not None and of_other is not None and price < of_other

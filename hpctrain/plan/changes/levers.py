@@ -61,7 +61,7 @@ def levers(config: Config, plan: RunPlan) -> list[Lever]:
     """
     return [
         *_recomputation(config),
-        *_loss_chunks(config, plan),
+        *_loss_chunks(plan),
         *_micro_batch(config, plan),
         *_second_partition(config),
         *_stage(config),
@@ -86,7 +86,7 @@ def _recomputation(config: Config) -> Iterator[Lever]:
     yield Lever("recomputation", tuple({CHECKPOINTING: mode} for mode in after))
 
 
-def _loss_chunks(config: Config, plan: RunPlan) -> Iterator[Lever]:
+def _loss_chunks(plan: RunPlan) -> Iterator[Lever]:
     tokens = plan.batch.micro_batch_size * plan.batch.seq_len // plan.layout.sequence_parallel_size
     now = plan.loss_chunk_size or tokens
     chosen = loss_chunk_size(None, plan.model, tokens)

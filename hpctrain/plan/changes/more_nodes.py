@@ -9,7 +9,7 @@ from hpctrain.config.schema import Config
 from hpctrain.plan.changes.levers import Values
 from hpctrain.plan.changes.trials import HEADROOM, Trials
 
-_MOST_DOUBLINGS = 6
+MOST_DOUBLINGS = 6
 """Of the number of nodes: 64 times as many."""
 _NEAR = 64
 """The number of nodes is found to one part in so many."""
@@ -67,7 +67,7 @@ def some_counts(config: Config, below: int | None) -> list[int]:
 def _ranges(nodes: int, below: int | None) -> Iterator[range]:
     """Counts up to twice as many, from these up to twice as many, and so on."""
     low = nodes
-    for _ in range(_MOST_DOUBLINGS):
+    for _ in range(MOST_DOUBLINGS):
         high = 2 * low if below is None else min(2 * low, below - 1)
         step = max(1, low // _NEAR)
         yield range(low + step, high + 1, step)

@@ -122,10 +122,7 @@ class Trials:
         work = settled(with_passes(config, batch.micro_batch_size, mode), self._shape, layout).work
         memory = self._corrected(estimate_memory(work))
         need = nvme_need(work.parallelism, work.hardware, self._shape, layout, work.bytes_per_element)
-        tiers = {
-            "gpu": (memory.gpu_bytes, memory.gpu_capacity_bytes),
-            "host": (memory.host_bytes_per_node, memory.host_capacity_bytes),
-        }
+        tiers: dict[str, tuple[int, int | None]] = dict(memory.tiers.items())
         if need is not None:
             tiers["nvme"] = (need.bytes_per_node, need.capacity_bytes)
         known = {name: (needed, capacity) for name, (needed, capacity) in tiers.items() if capacity is not None}
@@ -170,10 +167,7 @@ class Trials:
 
 def has_room(memory: MemoryEstimate) -> bool:
     """Whether enough of each tier stays free that the plan can be offered."""
-    tiers = (
-        (memory.gpu_bytes, memory.gpu_capacity_bytes),
-        (memory.host_bytes_per_node, memory.host_capacity_bytes),
-    )
+    tiers = memory.tiers.values()
     return all(capacity is None or needed <= (1 - BARELY) * capacity for needed, capacity in tiers)
 
 

@@ -81,6 +81,14 @@ class MemoryEstimate:
         return self.ranks_per_node * sum(term.num_bytes for term in self.terms if term.tier == "host")
 
     @property
+    def tiers(self) -> dict[Literal["gpu", "host"], tuple[int, int | None]]:
+        """Need and capacity of a GPU and of a node, bytes; None: not stated, or there is no GPU."""
+        return {
+            "gpu": (self.gpu_bytes, self.gpu_capacity_bytes),
+            "host": (self.host_bytes_per_node, self.host_capacity_bytes),
+        }
+
+    @property
     def pinned_bytes_per_node(self) -> int:
         """Page-locked host memory, as torch's cache of it rounds its pieces up."""
         return self.ranks_per_node * sum(term.pinned_rounded_bytes for term in self.terms)
@@ -98,22 +106,15 @@ class MemoryEstimate:
     @property
     def fits_with_headroom(self) -> bool:
         """A tenth of each tier stays free; asked of what is chosen for the user, since this is an estimate."""
-        gpu_ok = self.gpu_capacity_bytes is None or self.gpu_bytes <= USED_AT_MOST * self.gpu_capacity_bytes
-        host_ok = (
-            self.host_capacity_bytes is None or self.host_bytes_per_node <= USED_AT_MOST * self.host_capacity_bytes
-        )
-        return gpu_ok and host_ok
+        return all(capacity is None or needed <= USED_AT_MOST * capacity for needed, capacity in self.tiers.values())
 
     def problems(self) -> tuple[Problem, ...]:
         """What is short, on which tier, by how much."""
-        tiers = {
-            "memory.gpu": (self.gpu_bytes, self.gpu_capacity_bytes, "a GPU"),
-            "memory.host": (self.host_bytes_per_node, self.host_capacity_bytes, "a node"),
-        }
+        places = {"gpu": "a GPU", "host": "a node"}
         word = "estimated" if self.found_by == "rules" else "rehearsed"
         return tuple(
-            _short(key, needed, available, f"{word} need; {place}")
-            for key, (needed, available, place) in tiers.items()
+            _short(f"memory.{tier}", needed, available, f"{word} need; {places[tier]}")
+            for tier, (needed, available) in self.tiers.items()
             if available is not None and needed > available
         )
 

@@ -37,7 +37,7 @@ def with_passes(config: Config, micro_batch_size: int, checkpointing: Activation
 
 
 def settled(config: Config, shape: ModelShape, layout: Layout) -> Settled:
-    """All that follows.
+    """All that follows from a stated micro batch and recomputation.
 
     Args:
         config: whose micro batch and recomputation are stated.

@@ -12,13 +12,13 @@ _HEADER = ("form", "micro", "accum.", "recomputation", "step s", "tokens/s", "fr
 def render_choice(choice: AutoChoice) -> str:
     """A line for each, the choice first, then what they have in common and how to take another one."""
     rows = [_HEADER, *map(_cells, choice.alternatives)]
-    others = choice.alternatives[1:]
+    second = next((found for found in choice.alternatives[1:] if found.fits), None)
     lines = [f"parallelism, the choice among {choice.num_considered:,} (predictions, not measured)"]
     lines += [f"  {line}" for line in aligned(rows).splitlines()]
     if choice.held_equal:
         lines.append(f"  held equal: {choice.held_equal}")
-    if others:
-        lines.append(f"  the second: {' '.join(others[0].overrides)}")
+    if second is not None:
+        lines.append(f"  the second: {' '.join(second.overrides)}")
     return "\n".join(lines)
 
 

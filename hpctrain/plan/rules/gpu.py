@@ -6,7 +6,7 @@ import re
 
 from hpctrain.config.schema import HardwareConfig
 from hpctrain.errors import ConfigError, Problem, nearest_names
-from hpctrain.plan.devices import DEVICES, Device, find_device
+from hpctrain.plan.devices import DEVICES, FAMILIES, Device, find_device
 
 MOST_OF_DATA_SHEET = 1.1
 """Times its data sheet's what a GPU is stated to do: room for rounding; with 2:4 sparsity a rate is twice, in both directions a
@@ -17,6 +17,8 @@ LEAST_OF_DATA_SHEET = 0.5
 """Times its data sheet's what a GPU does at a low power limit; less are the rates of another one."""
 MOST_OF_HOST_LINK = 1.5
 """Times the table's, which is what is measured of PCIe; its peak is 1.3 times that, both directions together twice the peak."""
+_SPARSITY = " (twice as much counts 2:4 sparsity)"
+_BOTH_WAYS = " (twice as much counts both directions)"
 
 
 def gpu_problems(hardware: HardwareConfig) -> list[Problem]:
@@ -110,16 +112,11 @@ def _held_against(hardware: HardwareConfig, device: Device) -> list[tuple[str, f
     ]
 
 
-_SPARSITY = " (twice as much counts 2:4 sparsity)"
-_BOTH_WAYS = " (twice as much counts both directions)"
-
-
 def _unknown_problems(hardware: HardwareConfig) -> list[Problem]:
     """Of a GPU that nobody knows the peak must be stated, and be its own: after a slip it is that of the GPU that was meant."""
     source, foreign = _peak_source(hardware), ""
     if source:
-        families = {name.split("-")[0] for name in DEVICES}
-        foreign = next((word for word in re.findall(r"\w+", source) if word in families), "")
+        foreign = next((word for word in re.findall(r"\w+", source) if word in FAMILIES), "")
     if hardware.peak_tflops and not foreign:
         return []
     rule = "is not in the device table, and "

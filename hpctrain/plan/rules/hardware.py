@@ -19,6 +19,8 @@ LEAST_OF_PEAK = 0.1
 """What large products reach of the peak, at the least; of the GPUs that are measured it is half (MI300X) to 0.87 (A100)."""
 LEAST_NETWORK_GB_PER_S = 1.0
 """Of a node of GPUs: 8 Gb/s. Slower is an office's network, or in TB/s."""
+LEAST_HOST_GIB = 4.5
+"""Of a node of GPUs; a small workstation has 8. Nodes that are sold have 0.1 to 4 TiB."""
 
 
 def hardware_problems(hardware: HardwareConfig) -> list[Problem]:
@@ -91,5 +93,11 @@ def hardware_warnings(hardware: HardwareConfig) -> list[str]:
         warnings.append(
             f"hardware.inter_node_gb_per_s={network:g} is {8 * network:g} Gb/s for a node of {hardware.gpus_per_node} GPUs: a"
             f" network of an office; if it is in TB/s: {1000 * network:g}"
+        )
+    memory = hardware.host_memory_gib
+    if memory is not None and hardware.device == "cuda" and memory < LEAST_HOST_GIB:
+        warnings.append(
+            f"hardware.host_memory_gib={memory:g} is little for a node of {hardware.gpus_per_node} GPUs; if it is in TiB:"
+            f" {1024 * memory:g}"
         )
     return warnings

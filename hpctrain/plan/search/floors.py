@@ -59,7 +59,7 @@ def activation_floors(columns: Columns, rows: Numbers, passes: Passes, zero_stag
 
 
 def _rounded(piece_bytes: Floats | float) -> Floats:
-    """Pinned memory of a piece, see ``memory_terms.Pinned``."""
+    """Pinned memory of a piece, see ``memory.terms.Pinned``."""
     return np.asarray(np.exp2(np.ceil(np.log2(piece_bytes))))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -142,7 +143,7 @@ def _numbers_in(small: Numbers) -> list[int]:
 def _used_share(verdict: Verdict) -> float:
     """Of the tier that is the shortest; what breaks a rule comes behind all that does not."""
     memory, nvme = verdict.memory, verdict.nvme
-    tiers = [(memory.gpu_bytes, memory.gpu_capacity_bytes), (memory.host_bytes_per_node, memory.host_capacity_bytes)]
+    tiers = list(memory.tiers.values())
     tiers += [(nvme.bytes_per_node, nvme.capacity_bytes)] if nvme else []
     share = max((needed / capacity for needed, capacity in tiers if capacity), default=0.0)
     return share if all(problem.kind == "memory" for problem in verdict.problems) else math.inf
@@ -195,7 +196,11 @@ class _Walk:
         self._families[family] += 1
         if self._families[family] < _REFUSED_BEFORE_LEANEST:
             return False
-        for tier, floors in enumerate(self._scores.floors):
+        by_tier: dict[Literal["gpu", "host"], Floats] = {
+            "gpu": self._scores.floors.gpu,
+            "host": self._scores.floors.host,
+        }
+        for tier, floors in by_tier.items():
             relatives = all_relatives & self.alive
             if relatives.any() and self._is_too_large(number, tier):
                 leanest = int(np.argmin(np.where(relatives, floors, np.inf)))
@@ -203,13 +208,9 @@ class _Walk:
                     self.alive &= ~relatives
         return False
 
-    def _is_too_large(self, number: int, tier: int) -> bool:
+    def _is_too_large(self, number: int, tier: Literal["gpu", "host"]) -> bool:
         """For a GPU, or for a node's memory, with the room that must stay free."""
-        memory = self._picking.verdict(number).memory
-        needed, capacity = (
-            (memory.gpu_bytes, memory.gpu_capacity_bytes),
-            (memory.host_bytes_per_node, memory.host_capacity_bytes),
-        )[tier]
+        needed, capacity = self._picking.verdict(number).memory.tiers[tier]
         return capacity is not None and needed > self._used_at_most * capacity
 
     def drop_kind_of(self, number: int) -> None:

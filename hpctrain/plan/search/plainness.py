@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpctrain.plan.search.candidate import Candidate
 
 NOISE = 0.05
-"""Times as near as this are equal: published rows are met to some 3 % in the median, and of two forms each has that error."""
+"""Times as near as this are equal: published rows are met to some 4 % in the median, and of two forms each has that error."""
 
 
 def plainness(candidate: Candidate) -> tuple[float, ...]:

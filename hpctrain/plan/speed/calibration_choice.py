@@ -65,7 +65,10 @@ def reference_parts() -> list[dict[str, float]]:
     traffic = NvmeTraffic(12 * 10**9, 4 * 10**9, 10**9, is_pipelined=True)
     setups = (
         Setup(shape, 2048, 2, 4, 64, zero_stage=3, recomputation="full", sequence_degree=2, offload_activations=True),
-        Setup(shape, 2048, 2, 8, 64, tensor_degree=4, pipeline_degree=4, zero_stage=1, recomputation="selective"),
+        Setup(
+            shape, 2048, 2, 8, 64, tensor_degree=4, pipeline_degree=4, zero_stage=1, recomputation="selective",
+            reduce_bucket=5e7, gather_bucket=5e7,
+        ),
         Setup(
             shape, 2048, 2, 1, 16, zero_stage=3, offload_optimizer=True, offload_ratio=0.5, offload_param=True, nvme=traffic
         ),

@@ -28,6 +28,7 @@ from hpctrain.units import GIGA, TERA
 
 Recomputation = Literal["none", "selective", "full"]
 _QUANTIZED_WEIGHT_BYTES, _QUANTIZED_GRADIENT_BYTES = 1, 0.5
+"""Of one element in a collective of ZeRO++: 8 bit, and 4 bit. Source: arXiv 2306.10209, section 3. Left out: scales."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,10 @@ class Setup:
     """Tensor ranks keep a part each of the inputs of recomputed blocks (DeepSpeed's partition_activations)."""
     live_parameters: float | None = None
     """Gathered parameters that the engine keeps at most (DeepSpeed's max_live_parameters, max_reuse_distance); None: no bound."""
+    reduce_bucket: float | None = None
+    """Elements of gradients that go out at a time below stage 3; None: those of a block."""
+    gather_bucket: float | None = None
+    """Elements of updated parameters that come back at a time below stage 3; None: those of a block."""
     bytes_per_element: int = 2
     nvme: NvmeTraffic | None = None
     """None: nothing is on NVMe."""
@@ -339,9 +344,11 @@ def _zero_parts(setup: Setup, machine: Machine, software: Software, micro_step_s
     in_pipeline = setup.pipeline_degree > 1
     times = chosen(in_pipeline, 1, setup.num_micro_steps)
     if setup.zero_stage < 3:
-        reduce_s = gather_time_s(shard * software.gradient_bytes, group, links, layers)
+        reduce_s = gather_time_s(
+            shard * software.gradient_bytes, group, links, _pieces(shard, setup.reduce_bucket, layers)
+        )
         reduce_s *= times if setup.zero_stage == 2 else 1
-        gather_s = gather_time_s(size, group, links, layers)
+        gather_s = gather_time_s(size, group, links, _pieces(shard, setup.gather_bucket, layers))
         exposed = larger(0.0, reduce_s - software.gradient_overlap * micro_step_s * 2 / 3) + gather_s
         return {"gradient reduction": exposed}
     again = 0.0
@@ -366,3 +373,12 @@ def _zero_parts(setup: Setup, machine: Machine, software: Software, micro_step_s
     hidden = 0.0 if too_large else smaller(total, micro_step_s) * software.zero_overlap
     share = (total - hidden) / chosen(total > 0, total, 1.0) * times
     return {"parameter gathers": (forward + backward) * share, "gradient reduce-scatter": reduce_s * share}
+
+
+def _pieces(elements: float, bucket: float | None, layers: float) -> float:
+    """Collectives in which so many elements travel.
+
+    >>> _pieces(1.3e9, 5e8, 24), _pieces(1.3e9, None, 24)
+    (3.0, 24)
+    """
+    return layers if bucket is None else -(-elements // bucket)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from hpctrain.config.calibration import Calibration
-from hpctrain.config.schema import HardwareConfig, Precision
+from hpctrain.config.schema import HardwareConfig, ParallelismConfig, Precision
 from hpctrain.errors import ConfigError
 from hpctrain.plan.devices import find_device
+from hpctrain.plan.ds_config import reduce_bucket_elements
 from hpctrain.plan.elementwise import smaller
 from hpctrain.plan.flop_conventions import utilisation
 from hpctrain.plan.flops import StepFlops
+from hpctrain.plan.memory.stage0 import REDUCE_BUCKET
 from hpctrain.plan.nvme.config import uses_nvme
 from hpctrain.plan.nvme.need import nvme_need
 from hpctrain.plan.rank_work import RankWork
@@ -111,6 +113,7 @@ def step_seconds(work: RankWork, calibration: Calibration | None = None, nvme: N
 def step_setup(work: RankWork) -> Setup:
     """The run as the step's time sees it; a search passes arrays, as ``step_parts`` takes them."""
     layout, batch, parallelism = work.layout, work.batch, work.parallelism
+    reduce_bucket, gather_bucket = _buckets(parallelism, work.shape.num_parameters)
     return Setup(
         shape=work.shape,
         seq_len=batch.seq_len,
@@ -131,9 +134,18 @@ def step_setup(work: RankWork) -> Setup:
         offload_param=parallelism.offload_param != "none",
         offload_activations=work.offload_activations,
         live_parameters=min(parallelism.max_live_parameters, parallelism.max_reuse_distance),
+        reduce_bucket=reduce_bucket,
+        gather_bucket=gather_bucket,
         bytes_per_element=work.bytes_per_element,
         nvme=nvme_traffic(work),
     )
+
+
+def _buckets(parallelism: ParallelismConfig, num_parameters: int) -> tuple[int, int]:
+    """Elements of gradients and of updated parameters that the engine sends at a time below stage 3."""
+    if parallelism.zero_stage == 0:
+        return REDUCE_BUCKET, REDUCE_BUCKET
+    return reduce_bucket_elements(parallelism, num_parameters), parallelism.allgather_bucket_size
 
 
 def prediction_gap(work: RankWork) -> str:
@@ -191,7 +203,7 @@ def step_machine(hardware: HardwareConfig, precision: Precision) -> Machine:
 def _family(gpu: str) -> str:
     """The GPU's generation; a site may state rates of a GPU that the device table lacks, which is then its own family."""
     try:
-        return find_device(gpu).name.split("-")[0]
+        return find_device(gpu).family
     except ConfigError:
         return gpu
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from hpctrain.config.ranges import LARGEST_COUNTS, MOST_GPU_GIB
 from hpctrain.errors import ConfigError, Problem, known_names_hint
-from hpctrain.plan.devices import find_device
+from hpctrain.plan.devices import Device, find_device
 from hpctrain.plan.flop_conventions import published_convention
 from hpctrain.plan.stated.spellings import usual_spelling
 
@@ -20,6 +20,9 @@ CHOICES = {
 _NUMBERS = "params_b gpu_mem_gb tflops_per_gpu mfu hfu tokens_per_s_per_gpu step_time_s peak_mem_gb max_model_b".split()
 _LARGEST_NUMBER = 1e9
 _NO_GPU = re.compile(r"\btpu|gaudi|\bhpu|trainium|\btrn\d|ascend|\bnpu|\bipu|cerebras", re.IGNORECASE)
+_DATA_TYPE = re.compile(r"16|32|fp8|mixed|amp|half|single", re.IGNORECASE)
+_OTHER_MEMORY = 0.15
+"""Of a GPU's memory: beyond rounding, and what the driver keeps."""
 _STAGES = range(4)
 COLUMNS = (
     "source ref model params_b layers hidden heads kv_heads ffn_hidden vocab seq_len gpu gpu_mem_gb num_gpus nodes tp pp cp_sp"
@@ -70,7 +73,7 @@ def check_header(header: Sequence[str], file: str, added: Sequence[str]) -> None
 
 
 def read_cells(cells: Mapping[str, str]) -> dict[str, str | float | None]:
-    """Typed values of one row; an empty cell is None.
+    """Typed values of one row; an empty cell is None. A stage in words (FSDP) joins the notes, which name the software.
 
     Raises:
         ConfigError: cells that cannot be what their column says, all at once.
@@ -110,13 +113,14 @@ def known_names(values: Mapping[str, str | float | None]) -> tuple[dict[str, str
     """The row without names that only one of its answers needs and nobody knows, and what is to be said of them.
 
     Without its GPU a row still has a memory, and with ``gpu_mem_gb`` a fit; without its FLOP convention it has all but a rate.
-    What is no GPU at all stays: its software is none of ours.
+    What is no GPU at all stays: its software is none of ours. A data type that nobody trains in is left out as well.
     """
     known, problems = dict(values), list[Problem]()
     gpu, memory_gb = values.get("gpu"), values.get("gpu_mem_gb")
+    device = None
     if gpu and not _NO_GPU.search(str(gpu)):
         try:
-            find_device(str(gpu), None if memory_gb is None else float(memory_gb))
+            device = find_device(str(gpu), None if memory_gb is None else float(memory_gb))
         except ConfigError as error:
             known["gpu"] = None
             problems += error.problems
@@ -126,7 +130,27 @@ def known_names(values: Mapping[str, str | float | None]) -> tuple[dict[str, str
         except ConfigError as error:
             known["tflops_convention"] = ""  # None would leave the choice to us
             problems += error.problems
-    return known, problems
+    precision = str(values.get("precision") or "")
+    if precision and not _DATA_TYPE.search(precision):
+        known["precision"] = None
+        problems.append(Problem("precision", precision, "is no data type of training", "16 bit is taken"))
+    return known, [*problems, *_contradictions(values, device)]
+
+
+def _contradictions(values: Mapping[str, str | float | None], device: Device | None) -> list[Problem]:
+    """Cells that go against each other, of which one can be taken all the same."""
+    problems = list[Problem]()
+    memory_gb, precision = values.get("gpu_mem_gb"), str(values.get("precision") or "")
+    if device and memory_gb and abs(float(memory_gb) / device.memory_gb - 1) > _OTHER_MEMORY:
+        rule = f"gpu={values['gpu']} has {device.memory_gb:g} GB, and that is taken"
+        problems.append(Problem("gpu_mem_gb", f"{memory_gb:g}", rule, "leave out the wrong one"))
+    if device and "fp8" in precision.lower() and "fp8" not in device.peak_tflops:
+        problems.append(Problem("precision", precision, f"{device.name} has no fp8, and 16 bit is taken", ""))
+    num_gpus, nodes = values.get("num_gpus"), values.get("nodes")
+    if num_gpus and nodes and float(num_gpus) % float(nodes):
+        rule = f"does not divide num_gpus={num_gpus:g}; all nodes are taken to be as full as the fullest"
+        problems.append(Problem("nodes", f"{nodes:g}", rule, ""))
+    return problems
 
 
 def _number(name: str, text: str, typed: str) -> tuple[float, Problem | None]:

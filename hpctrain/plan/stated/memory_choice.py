@@ -49,7 +49,8 @@ def choose_memory(run: StatedRun, row: StatedRow) -> MemoryChoice:
     and is too near to the limit to be told: a change of ours would be the less likely guess.
 
     Only what the row leaves open is changed, in the order of its price: the ZeRO stage, recomputation, the share of blocks that
-    FSDP's trainers recompute selectively, offload by DeepSpeed, and the sequence degree.
+    FSDP's trainers recompute selectively, offload by DeepSpeed, and the sequence degree. Last, where nobody counted what the
+    software keeps, its kernels: fused ones keep less, and what may fit with them, or nearly, is no refusal.
 
     Args:
         run: the row, resolved.
@@ -118,7 +119,7 @@ def _rank(run: StatedRun, setup: Setup, rank: int | None) -> TierMemory:
     """Memory of one pipeline rank; None: of the fullest."""
     trainer = run.trainer
     gpus_per_node = 8 if run.machine is None else run.machine.gpus_per_node
-    family = "" if run.device is None else run.device.name.split("-")[0]
+    family = "" if run.device is None else run.device.family
     context_gib = FAMILY_CONTEXT_GIB.get(family, CONTEXT_GIB)
     if rank is None or setup.pipeline_degree == 1:
         return tier_memory(setup, trainer.software, trainer.habits, trainer.states, gpus_per_node, context_gib)

@@ -1,7 +1,7 @@
 """What a training software keeps in memory: few constants for each family, counted from its source.
 
-Nothing is fitted to single rows; one thing is read from measurements, ``CACHED_SHARE``. ``tests/bench/plan_validation.py``
-prints how far the rules are off.
+Nothing is fitted to single rows. Read from measurements are ``CACHED_SHARE`` and ``FAMILY_CONTEXT_GIB``, and ``STUCK_HOLES`` and
+``DOUBT_SHARE`` were chosen with published runs in sight. ``tests/bench/plan_validation.py`` prints how far the rules are off.
 """
 
 from __future__ import annotations

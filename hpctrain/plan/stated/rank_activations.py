@@ -5,6 +5,7 @@ Source: Korthikanti et al. 2022 (arXiv 2205.05198), section 4, generalised to an
 
 from __future__ import annotations
 
+from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.speed.software import Software
 from hpctrain.plan.speed.step_parts import Recomputation, Setup
 from hpctrain.plan.stated.memory_habits import MemoryHabits
@@ -50,8 +51,7 @@ def _selective_elements(setup: Setup, software: Software, habits: MemoryHabits, 
     if habits.every_second_product and shape.architecture == "llama":
         last = 0 if habits.drops_unread else shape.hidden_size * outer
         return kept + (shape.attention_width + shape.kv_width + shape.ffn_hidden_size) / tp + last
-    fed_forward = (2 if shape.architecture == "llama" else 1) * shape.ffn_hidden_size
-    split = shape.attention_width + 2 * shape.kv_width + fed_forward
+    split = shape.attention_width + 2 * shape.kv_width + _activation_inputs(shape)
     results = split / tp + 2 * shape.hidden_size * outer
     return kept + (1 - software.selective_share) * results
 
@@ -61,8 +61,13 @@ def inner_width(setup: Setup, habits: MemoryHabits) -> int:
     where the activation is formed again."""
     shape = setup.shape
     if habits.fuses_elementwise:
-        return (2 if shape.architecture == "llama" else 1) * shape.ffn_hidden_size
+        return _activation_inputs(shape)
     return (habits.gated_tensors if shape.architecture == "llama" else 2) * shape.ffn_hidden_size
+
+
+def _activation_inputs(shape: ModelShape) -> int:
+    """Elements a token that the feed-forward's first matrices give: one, or the gate and what it multiplies."""
+    return (2 if shape.architecture == "llama" else 1) * shape.ffn_hidden_size
 
 
 def score_elements(setup: Setup) -> float:
@@ -76,9 +81,7 @@ def backward_bytes(setup: Setup, software: Software, habits: MemoryHabits) -> fl
     shape, tp, width = setup.shape, setup.tensor_degree, setup.bytes_per_element
     tokens = setup.tokens_per_micro_step
     kept = tokens * inner_width(setup, habits) / tp * width
-    inner = (
-        tokens * (shape.ffn_hidden_size * (2 if shape.architecture == "llama" else 1) / tp + shape.hidden_size) * width
-    )
+    inner = tokens * (_activation_inputs(shape) / tp + shape.hidden_size) * width
     # Two gradients of scores lie there at a time, and the scores after dropout are given up before the second.
     return inner if software.fused_attention else max(inner, score_elements(setup) * width - kept)
 

@@ -49,9 +49,10 @@ _SPARSE = re.compile(
     r"mixtral|moe|\dx\d|\bgrok|deepseek-?v[23]|\bdbrx|\db-a\d+(?:\.\d)?b\b|gpt-oss|kimi-?k2", re.IGNORECASE
 )
 _USUAL_GPUS_PER_NODE = {"GH200": 4, "MI250X": 4, "GB200": 4, "GB300": 4, "MI300A": 4, "MAX": 6}
-"""Of systems that others than these eight-GPU ones are; dies and stacks count twice."""
+"""Where it is not 8. Source: user guides of Alps (GH200), Frontier, Aurora and El Capitan (MI300A); GB200 NVL72's compute tray.
+A die or a stack that is a GPU of its own makes twice as many."""
 _USUAL_HOST_MEMORY_GB_PER_S = {"V100": 256.0, "A100": 409.0, "H100": 614.0, "H200": 614.0}
-"""Two sockets: six channels of DDR4-2666, eight of DDR4-3200, eight of DDR5-4800."""
+"""Two sockets: six channels of DDR4-2666, eight of DDR4-3200, eight of DDR5-4800. Of others those of the A100, an assumption."""
 _RECOMPUTATION: dict[str, Recomputation] = {"none": "none", "selective": "selective", "full": "full"}
 _find_device = lru_cache(maxsize=256)(find_device)
 
@@ -243,7 +244,11 @@ def _vocabulary(row: StatedRow) -> int:
 
 
 def gpu_memory_gib(row: StatedRow) -> float:
-    """What a process can allocate on one GPU of the row."""
+    """What a process can allocate on one GPU of the row, GiB.
+
+    Raises:
+        ConfigError: the row names no GPU of the device table.
+    """
     return ALLOCATABLE_SHARE * _find_device(text_of(row, "gpu"), number_of(row, "gpu_mem_gb")).memory_gb
 
 
@@ -254,7 +259,7 @@ def _machine(row: StatedRow, device: Device, software: Software) -> tuple[Machin
     if achievable is None:
         achievable = UNMEASURED_SHARE * device.peak_tflops[data_type]
         assumptions.append(f"matmul rate of {UNMEASURED_SHARE:.0%} of the peak")
-    family = device.name.split("-")[0]
+    family = device.family
     num_gpus, nodes = needed_count(row, "num_gpus"), count_of(row, "nodes")
     gpus_per_node = math.ceil(num_gpus / nodes) if nodes else min(_usual_gpus_per_node(device), num_gpus)
     words = "; ".join(text_of(row, name) for name in ("notes", "gpu", "source"))
@@ -270,7 +275,7 @@ def _machine(row: StatedRow, device: Device, software: Software) -> tuple[Machin
         link_gb_per_s=device.link_gb_per_s or device.host_link_gb_per_s,
         network_gb_per_s=network.gb_per_s,
         host_link_gb_per_s=device.host_link_gb_per_s,
-        host_memory_gb_per_s=_USUAL_HOST_MEMORY_GB_PER_S.get(family, 409.0),
+        host_memory_gb_per_s=_USUAL_HOST_MEMORY_GB_PER_S.get(family, _USUAL_HOST_MEMORY_GB_PER_S["A100"]),
         sustained_matrix=sustained.matrix,
         sustained_attention=sustained.attention,
         half_rate_outputs=sustained.half_rate_outputs,
@@ -280,9 +285,8 @@ def _machine(row: StatedRow, device: Device, software: Software) -> tuple[Machin
 
 
 def _usual_gpus_per_node(device: Device) -> int:
-    family, *form = device.name.split("-")
-    usual = _USUAL_GPUS_PER_NODE.get(family, 8)
-    return 2 * usual if {"GCD", "TILE"} & set(form) else usual
+    usual = _USUAL_GPUS_PER_NODE.get(device.family, 8)
+    return 2 * usual if {"GCD", "TILE"} & set(device.name.split("-")) else usual
 
 
 def _data_type(precision: str, device: Device) -> str:

@@ -155,7 +155,12 @@ def _rank_terms(
         *_communication_terms(setup, habits, parameters, per_node),
         *_activation_terms(setup, software, habits, layers, rank),
         *_step_terms(setup, habits, states, parameters, ranks),
-        _gpu("CUDA context", context_gib * GIB, "BigScience, experiments/tr3m-1B3.md, read with nvidia-smi", OUTSIDE),
+        _gpu(
+            "CUDA context",
+            context_gib * GIB,
+            "BigScience, read with nvidia-smi on V100 and A100; else assumed",
+            OUTSIDE,
+        ),
     ]
     if habits.placeholder_gradients:
         block = setup.bytes_per_element * setup.shape.block_parameters / setup.tensor_degree
@@ -286,13 +291,19 @@ def _communication_terms(setup: Setup, habits: MemoryHabits, parameters: float, 
         # Parameters of the unit in use, the next one, and the whole gradient of one; tables stay gathered with the root unit.
         gathered = 3 * block + 2 * tables
     else:
-        largest = max(shape.vocab_size, shape.ffn_hidden_size) * shape.hidden_size / tp
+        largest = _largest_matrix(setup)
         live = setup.live_parameters or habits.live_elements
         gathered = min(parameters, max(live, largest) + largest)
         if setup.shard_within_node or setup.second_partition_ranks > 1:
             terms.append(_gpu("secondary partition", width * parameters / per_node, habits.source))
     terms.append(_gpu("gathered parameters", width * gathered, habits.source, WORKING))
     return terms
+
+
+def _largest_matrix(setup: Setup) -> float:
+    """Elements of one tensor rank's part of it: the token table or one of the feed-forward's."""
+    shape = setup.shape
+    return max(shape.vocab_size, shape.ffn_hidden_size) * shape.hidden_size / setup.tensor_degree
 
 
 def _activation_terms(
@@ -342,10 +353,8 @@ def micro_batches_in_flight(setup: Setup, rank: int) -> float:
 def _step_terms(setup: Setup, habits: MemoryHabits, states: States, parameters: float, ranks: int) -> list[RankTerm]:
     """Scratch of the optimizer's step, and of sums before it: gradients flattened, and in fp32."""
     if habits.cast_gradients:
-        # Of the largest matrix: the token table or one of the feed-forward's.
-        shape = setup.shape
-        largest = max(shape.vocab_size, shape.ffn_hidden_size) * shape.hidden_size / setup.tensor_degree
-        return [_gpu("gradient in fp32", 4 * largest, habits.source, STEP), *_list_terms(setup, habits, parameters)]
+        in_fp32 = _gpu("gradient in fp32", 4 * _largest_matrix(setup), habits.source, STEP)
+        return [in_fp32, *_list_terms(setup, habits, parameters)]
     if setup.offload_optimizer or states == "fp32":
         return []
     updated = parameters / ranks if setup.zero_stage >= 1 else parameters

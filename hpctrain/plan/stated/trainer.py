@@ -29,8 +29,10 @@ _FSDP_WORDS = re.compile(
 _TORCH_1_WORDS = re.compile(r"\b(?:py)?torch[ =v]*1\.\d|mosaicgpt|metaseq|fairscale", re.IGNORECASE)
 _DATE = re.compile(r"arxiv[: ]*(?P<paper>\d{4})\.\d{4,5}|\b20(?P<year>[12]\d)(?:-(?P<month>[01]\d))?\b", re.IGNORECASE)
 _LAST_OF_TORCH_1 = (23, 6)
-"""Year and month until which what was published was measured with PyTorch 1: PyTorch 2.0 came in March 2023."""
+"""Year and month until which what was published was measured with PyTorch 1: PyTorch 2.0 came in March 2023. How long a release
+takes to reach what is published is an assumption here and in the next two."""
 _LAST_OF_FIRST_ZERO_3 = (21, 12)
+"""Between the sources of the two generations: SC21 is of November 2021, DeepSpeed on Azure of July 2022."""
 _LAST_WITHOUT_FLASH_ATTENTION = (22, 9)
 """Its paper is of May 2022 (arXiv 2205.14135)."""
 _COMPILED_WORDS = re.compile(r"compile|maxtext|paxml|\bjax\b", re.IGNORECASE)
