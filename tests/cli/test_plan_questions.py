@@ -63,7 +63,7 @@ def test_fewest_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer["more"][0]["gpu_hours_per_billion_tokens"] > 0
     assert answer["max_nodes"] == 1024
     text = told(capsys, "--fewest-nodes", "--max-nodes", "3", "model=175b", *ZERO3, code=EXIT_DOES_NOT_FIT)
-    assert "for 175b: none of at most 3\n" in text
+    assert "for 175b: none of at most 3 with a tenth of each tier free\n" in text
     assert "planned: nodes=1-3, up to --max-nodes 3" in text
 
 

@@ -27,6 +27,10 @@ CASES = {
         GPT,
         "nodes=3 parallelism.zero_stage=1 parallelism.pipeline_parallel_size=5 parallelism.tensor_parallel_size=8",
     ),
+    "ranks-of-the-second-degree": (
+        "model=55b parallelism=megatron_3d hardware=ndm_a100_v4",
+        "nodes=4 parallelism.tensor_parallel_size=4",
+    ),
     "ranks-of-one-machine": (LOCAL, "parallelism.zero_stage=1 parallelism.tensor_parallel_size=4"),
     "tensor-heads": (GPT, "nodes=3 parallelism.zero_stage=1 parallelism.tensor_parallel_size=6"),
     "tensor-kv-heads": (

@@ -351,3 +351,26 @@ def test_gradients_and_parameters_travel_in_buckets_below_stage_3(stage: int) ->
     in_buckets = parts_of(slow, num_gpus=64, zero_stage=stage, reduce_bucket=5e8, gather_bucket=2e9)
     assert SHAPE.num_parameters == pytest.approx(6.57e9, rel=0.01)
     assert by_block - in_buckets["gradient reduction"] == pytest.approx(63 * 1e-5 * (32 - 14 + 32 - 4))
+
+
+def test_in_stages_1_and_2_gradients_are_summed_on_all_ranks_and_all_buckets_but_the_last_beside_the_backward_pass() -> (
+    None
+):
+    def reduction_s(stage: int, micro_steps: int = 1, **changes: Any) -> float:
+        values = {"num_gpus": 64, "num_micro_steps": micro_steps, "reduce_bucket": 5e8, **changes}
+        return parts_of(LOSSLESS, zero_stage=stage, **values)["gradient reduction"]
+
+    # Scattered sums and gathered parameters are as many bytes: two ways. Sums on all ranks are one way more.
+    two_ways = reduction_s(1)
+    assert reduction_s(0, sums_on_all_ranks=True) == two_ways
+    assert reduction_s(1, sums_on_all_ranks=True) == pytest.approx(1.5 * two_ways)
+    # Stage 2 does it in each of 4 micro steps.
+    assert reduction_s(2, 4, sums_on_all_ranks=True) == pytest.approx(4.5 * two_ways)
+    # Of 14 buckets one is left; the backward pass of 4 sequences is longer than the 13 others take.
+    beside = {"sums_on_all_ranks": True, "overlaps_reduction": True}
+    assert reduction_s(1, **beside) == pytest.approx(two_ways / 2 + two_ways / 14)
+    assert reduction_s(2, 4, **beside) == pytest.approx(two_ways / 2 + 4 * two_ways / 14)
+    # In one bucket, and in a pipeline, nothing is beside it.
+    assert reduction_s(1, **beside | {"reduce_bucket": 7e9}) == pytest.approx(1.5 * two_ways)
+    in_pipeline = {"pipeline_degree": 4, "sums_on_all_ranks": True}
+    assert reduction_s(1, 8, **in_pipeline, overlaps_reduction=True) == reduction_s(1, 8, **in_pipeline)

@@ -88,10 +88,15 @@ def test_smaller_buckets_cost_more_messages() -> None:
         plan = prediction_of("model=llama3_8b", "nodes=4", "hardware=ndm_a100_v4", *words)
         return plan.parts_s["gradient reduction"]
 
-    of_stage_1 = reduction_s("parallelism=zero1")
+    behind = ("parallelism=zero1", "parallelism.overlap_comm=false")
+    assert reduction_s("parallelism=zero1") < reduction_s(*behind)
+    # The smaller the last bucket, the less of the reduction nothing hides.
+    assert reduction_s("parallelism=zero1", "parallelism.reduce_bucket_size=50000000") < reduction_s(
+        "parallelism=zero1"
+    )
     for key in ("reduce_bucket_size", "allgather_bucket_size"):
         smaller = f"parallelism.{key}=50000000"
-        assert reduction_s("parallelism=zero1", smaller) > of_stage_1
+        assert reduction_s(*behind, smaller) > reduction_s(*behind)
         # Stage 0 has the engine's own bucket.
         assert reduction_s("parallelism=ddp", smaller) == reduction_s("parallelism=ddp")
 

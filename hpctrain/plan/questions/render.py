@@ -113,7 +113,10 @@ def render_nodes(answer: FewestNodes, config: Config) -> str:
         for row in rows
     ]
     head = f"fewest nodes of {config.hardware.gpus_per_node} ({config.hardware.name}) for {config.model.name}"
-    found = f"none of at most {answer.max_nodes:,}" if fewest is None else f"{fewest.nodes:,}, with {_headroom(fewest)}"
+    if fewest is not None:
+        found = f"{fewest.nodes:,}, with {_headroom(fewest)}"
+    else:
+        found = f"none of at most {answer.max_nodes:,} with {_headroom(rows[0])}"
     lines = [f"planned: nodes={number_ranges(answer.tried)}, up to --max-nodes {answer.max_nodes:,}"]
     lines += [f"nodes={nodes} breaks a rule: {rule}" for nodes, rule in answer.refused]
     if fewest is None and answer.nearest is not None:

@@ -36,8 +36,10 @@ def resolve_layout(config: Config) -> tuple[Layout, tuple[Problem, ...]]:
     step = math.lcm(layout.ranks_per_replica, layout.gpus_per_node) // layout.gpus_per_node
     below = layout.num_nodes // step * step
     nodes = [str(value) for value in (below, below + step) if value]
-    fits = _fitting(parallelism, sizes[0], layout.world_size, _degrees_of_model(config, sizes[0]))
-    others = [f"parallelism.{sizes[0]}={value}" for value in _around(getattr(parallelism, sizes[0]), fits)]
+    others: list[str] = []
+    for name in sizes:  # the first of which a change alone is enough
+        fits = _fitting(parallelism, name, layout.world_size, _degrees_of_model(config, name))
+        others = others or [f"parallelism.{name}={value}" for value in _around(getattr(parallelism, name), fits)]
     # More nodes do not help where the model cannot be cut like this.
     is_cut = all(getattr(parallelism, name) in _degrees_of_model(config, name) for name in sizes)
     is_fixed = config.cluster.kind == "local" or not is_cut
@@ -47,7 +49,7 @@ def resolve_layout(config: Config) -> tuple[Layout, tuple[Problem, ...]]:
         f"parallelism.{sizes[0]}",
         str(getattr(parallelism, sizes[0])),
         f"{told} must divide the {layout.world_size} ranks of {layout.num_nodes} x {layout.gpus_per_node}",
-        f"nearest: {', '.join(nearest) or 'another degree'}",
+        f"nearest: {', '.join(nearest) or 'parallelism=auto, which chooses degrees that go together'}",
     )
     return Layout(config.nodes, config.hardware.gpus_per_node), (problem,)
 

@@ -59,7 +59,7 @@ def step_model_mark() -> str:
 
 
 def reference_parts() -> list[dict[str, float]]:
-    """Seconds by part of three made-up steps that wait for everything that a step of our worker can wait for."""
+    """Seconds by part of four made-up steps that wait for everything that a step of our worker can wait for."""
     machine = Machine(8, 270.0, 2000.0, 300.0, 200.0, 25.0, 400.0, 16.0, 8.0)
     shape = plain_shape(24, 2048, 50304)
     traffic = NvmeTraffic(12 * 10**9, 4 * 10**9, 10**9, is_pipelined=True)
@@ -69,6 +69,7 @@ def reference_parts() -> list[dict[str, float]]:
             shape, 2048, 2, 8, 64, tensor_degree=4, pipeline_degree=4, zero_stage=1, recomputation="selective",
             reduce_bucket=5e7, gather_bucket=5e7,
         ),
+        Setup(shape, 2048, 1, 1, 64, zero_stage=2, reduce_bucket=5e7, sums_on_all_ranks=True, overlaps_reduction=True),
         Setup(
             shape, 2048, 2, 1, 16, zero_stage=3, offload_optimizer=True, offload_ratio=0.5, offload_param=True, nvme=traffic
         ),

@@ -97,6 +97,10 @@ class Setup:
     """Elements of gradients that go out at a time below stage 3; None: those of a block."""
     gather_bucket: float | None = None
     """Elements of updated parameters that come back at a time below stage 3; None: those of a block."""
+    sums_on_all_ranks: bool = False
+    """In stages 1 and 2 gradients are all-reduced, though a rank needs its share alone (DeepSpeed of today)."""
+    overlaps_reduction: bool = False
+    """In stages 1 and 2 a bucket is reduced beside the backward pass that fills the next one (overlap_comm)."""
     bytes_per_element: int = 2
     nvme: NvmeTraffic | None = None
     """None: nothing is on NVMe."""
@@ -325,11 +329,12 @@ def _zero_parts(setup: Setup, machine: Machine, software: Software, micro_step_s
 
     Stage 3 gathers all parameters for the forward and again for the backward pass and reduces gradients in each micro step.
     Below it parameters are gathered once a step (or are the second half of an all-reduce) and gradients reduced once, in stage 2
-    once a micro step.
+    once a micro step; nothing is left that could hide the last bucket.
     In a pipeline, which DeepSpeed has for stage 1 alone, parameters stay gathered and gradients whole over all micro steps.
     From a second partition all gathers of stage 3 come but those of the forward pass that follows an update, which makes it.
     Quantized, fewer bytes travel; what the GPU computes for it is left out.
-    Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 7; DeepSpeed 0.19.8, runtime/zero/partition_parameters.py; Wang et
+    Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 7; DeepSpeed 0.19.8, runtime/zero/partition_parameters.py and
+    stage_1_and_2.py (use_multi_rank_bucket_allreduce, average_tensor); Wang et
     al. 2023 (ZeRO++, arXiv 2306.10209), section 3; torchtitan, models/llama3/infra/parallelize.py (reshard_after_forward).
     """
     model_parallel = setup.tensor_degree * setup.pipeline_degree
@@ -344,12 +349,18 @@ def _zero_parts(setup: Setup, machine: Machine, software: Software, micro_step_s
     in_pipeline = setup.pipeline_degree > 1
     times = chosen(in_pipeline, 1, setup.num_micro_steps)
     if setup.zero_stage < 3:
-        reduce_s = gather_time_s(
-            shard * software.gradient_bytes, group, links, _pieces(shard, setup.reduce_bucket, layers)
-        )
-        reduce_s *= times if setup.zero_stage == 2 else 1
+        pieces = _pieces(shard, setup.reduce_bucket, layers)
+        is_all_reduce = setup.zero_stage > 0 and setup.sums_on_all_ranks
+        send = all_reduce_time_s if is_all_reduce else gather_time_s
+        reduce_s = send(shard * software.gradient_bytes, group, links, pieces)
         gather_s = gather_time_s(size, group, links, _pieces(shard, setup.gather_bucket, layers))
-        exposed = larger(0.0, reduce_s - software.gradient_overlap * micro_step_s * 2 / 3) + gather_s
+        passes = times if setup.zero_stage == 2 else 1
+        hidden_s = software.gradient_overlap * micro_step_s * 2 / 3
+        if setup.zero_stage > 0 and setup.overlaps_reduction:
+            # DeepSpeed's pipeline does without.
+            beside_s = smaller(micro_step_s * 2 / 3, reduce_s * (1 - 1 / pieces))
+            hidden_s = chosen(in_pipeline, 0.0, passes * beside_s)
+        exposed = larger(0.0, passes * reduce_s - hidden_s) + gather_s
         return {"gradient reduction": exposed}
     again = 0.0
     if setup.shard_within_node:

@@ -136,6 +136,8 @@ def step_setup(work: RankWork) -> Setup:
         live_parameters=min(parallelism.max_live_parameters, parallelism.max_reuse_distance),
         reduce_bucket=reduce_bucket,
         gather_bucket=gather_bucket,
+        sums_on_all_ranks=True,
+        overlaps_reduction=parallelism.overlap_comm,
         bytes_per_element=work.bytes_per_element,
         nvme=nvme_traffic(work),
     )
