@@ -367,10 +367,10 @@ def test_in_stages_1_and_2_gradients_are_summed_on_all_ranks_and_all_buckets_but
     # Stage 2 does it in each of 4 micro steps.
     assert reduction_s(2, 4, sums_on_all_ranks=True) == pytest.approx(4.5 * two_ways)
     # Of 14 buckets one is left; the backward pass of 4 sequences is longer than the 13 others take.
-    beside = {"sums_on_all_ranks": True, "overlaps_reduction": True}
+    beside: dict[str, Any] = {"sums_on_all_ranks": True, "overlaps_reduction": True}
     assert reduction_s(1, **beside) == pytest.approx(two_ways / 2 + two_ways / 14)
     assert reduction_s(2, 4, **beside) == pytest.approx(two_ways / 2 + 4 * two_ways / 14)
     # In one bucket, and in a pipeline, nothing is beside it.
     assert reduction_s(1, **beside | {"reduce_bucket": 7e9}) == pytest.approx(1.5 * two_ways)
-    in_pipeline = {"pipeline_degree": 4, "sums_on_all_ranks": True}
+    in_pipeline: dict[str, Any] = {"pipeline_degree": 4, "sums_on_all_ranks": True}
     assert reduction_s(1, 8, **in_pipeline, overlaps_reduction=True) == reduction_s(1, 8, **in_pipeline)
