@@ -62,6 +62,9 @@ def build_ds_config(
         },
         "zero_optimization": _zero_section(num_parameters, parallelism, use_cuda),
     }
+    if parallelism.zero_stage in (1, 2):
+        # Gradients are divided by the ranks before their sum, which fp16 may not hold.
+        config["prescale_gradients"] = True
     if precision == "bf16":
         config["bf16"] = {"enabled": True}
     if precision == "fp16":
@@ -110,6 +113,9 @@ def _zero_section(num_parameters: int, parallelism: ParallelismConfig, use_cuda:
     }
     if parallelism.offload_optimizer != "none":  # of NVMe: see nvme_config
         section["offload_optimizer"] = {"device": "cpu", "pin_memory": pin_memory, "ratio": parallelism.offload_ratio}
+    if parallelism.zero_stage < 3:
+        # Either way each bucket goes through an all-reduce; on, it is copied for that and back again (0.19.8, average_tensor).
+        section["reduce_scatter"] = False
     if parallelism.zero_stage == 3:
         section |= {
             "stage3_prefetch_bucket_size": parallelism.prefetch_bucket_size,

@@ -120,8 +120,9 @@ def main(words: list[str]) -> None:
     Args:
         words: run folder, attempt, first step, and where the records of the attempt begin in the two files, in bytes.
     """
-    # Ranks on the same cores go first: the libraries of trackers take seconds of processor time to import.
-    os.nice(19)
+    # Ranks on the same cores go first: the libraries of trackers take seconds of processor time to import. A tenth of a core is
+    # left to them; with less, they would not be there before the end of a short attempt.
+    os.nice(10)
     # Signals are for the rank, which says what follows.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -1,7 +1,8 @@
 """hpctrain beside a hand-written PyTorch loop and beside Hugging Face's Trainer: same ranks, shapes and batches, in turns.
 
 ``python tests/bench/ddp_bench.py [BLOCKS] [OVERRIDE...]`` trains a GPT (model=tiny, unless an override says another) on two CPU
-ranks, in turns of a few steps each:
+ranks, 4,096 tokens a rank and step (``training.micro_batch_size=8``: 1,024, where what the host does for a step weighs more), in
+turns of a few steps each:
 
 - a bare loop of DistributedDataParallel with torch's AdamW around the same decoder,
 - hpctrain's engine and loop with parallelism=ddp and with parallelism=zero1,
@@ -37,7 +38,7 @@ STEPS_A_BLOCK = 10
 NUM_RANKS = 2
 AIM = 0.97
 COMMON = (
-    "cluster=local data=synthetic training=benchmark training.activation_checkpointing=none training.micro_batch_size=8"
+    "cluster=local data=synthetic training=benchmark training.activation_checkpointing=none training.micro_batch_size=32"
 )
 BARE, OURS, TRAINER = "bare DDP loop", "hpctrain, {}", "HF Trainer + DeepSpeed ZeRO-1"
 GROUPS = ("ddp", "zero1")
@@ -51,7 +52,7 @@ def main() -> None:
         sys.exit(
             "accelerate is missing, which Hugging Face's Trainer needs: pip install -c constraints.txt -e '.[bench]'"
         )
-    arguments = sys.argv[1:] or ["10"]
+    arguments = sys.argv[1:] or ["5"]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -9,7 +9,6 @@ import pytest
 from hpctrain.plan.memory.gathering import GatherRules, Int8, Replay
 from hpctrain.plan.memory.gradient_buckets import BlockGradients, _Bucket, _leaf_block, _plain_block, gradient_flow
 from hpctrain.plan.memory.module_order import Module
-from hpctrain.plan.memory.stage12_shares import rank_share
 from hpctrain.plan.rank_parameters import RankParameters
 
 
@@ -69,8 +68,7 @@ def test_of_a_deep_decoder_few_blocks_are_looked_at() -> None:
 
 def every_block(parameters: RankParameters, size: int, num_ranks: int, zero_stage: int) -> tuple[BlockGradients, ...]:
     """One after the other, none taken from another with the same bucket."""
-    share = rank_share(parameters, 0, num_ranks).groups[0].numel if zero_stage < 3 else 0
-    bucket, of_block = _Bucket(size, num_ranks, zero_stage, share), _leaf_block if zero_stage == 3 else _plain_block
+    bucket, of_block = _Bucket(size, num_ranks, zero_stage), _leaf_block if zero_stage == 3 else _plain_block
     for numel in (parameters.head, *parameters.final_norm):
         bucket.hand_over(numel)
     return tuple(of_block(parameters, bucket) for _ in range(parameters.num_blocks))

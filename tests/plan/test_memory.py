@@ -6,6 +6,7 @@ import pytest
 
 from hpctrain.plan.memory.gathering import GatherRules, gathered_visits
 from hpctrain.plan.memory.gradient_buckets import gradient_flow
+from hpctrain.plan.memory.stage12 import _block_moments, _reductions_before
 from hpctrain.plan.memory.terms import CONTEXT_TERM, MEMORY_PHASES, PROCESS_TERM, ROUNDING_TERM, SOURCES
 from hpctrain.plan.rank_parameters import RankParameters, rank_parameters
 from hpctrain.plan.run_plan import RunPlan
@@ -165,21 +166,25 @@ def test_bucket_is_emptied_when_the_next_gradient_does_not_fit() -> None:
     assert (last.behind.whole, last.behind.flattened) == (40 + 40 + 2 + 2, 52)
 
 
-def test_stages_1_and_2_flatten_what_they_reduce() -> None:
+def test_stages_1_and_2_reduce_a_bucket_where_it_is() -> None:
     flow = gradient_flow(SMALL, 60, 2, 2)
-    # Below stage 3 the output matrix is flattened too: its slices go to two ranks.
-    assert (flow.before.whole, flow.before.flattened) == (100 + 2, 100)
-    # From the end of the block: 2 (norm) + 40 fit, the next 40 do not: 42 are flattened beside it; then 40 + 10, and 50.
-    assert [at.flattened for at in flow.blocks[0].at_matrix] == [0, 42, 0, 50]
-    assert [at.whole for at in flow.blocks[0].at_matrix] == [40, 40, 10, 40]
+    assert flow.before.total == 100 + 2
+    # The norm's gradient reduces the output matrix's. From the end of the block: 2 (norm) + 40 fit, the next 40 do not; then
+    # 40 + 10 do, and the first 40 does not.
+    first = flow.blocks[0]
+    assert first.reductions == 1
+    assert [(at.whole, at.flattened, at.reductions) for at in first.at_matrix] == [
+        *((40, 0, 0), (40, 0, 1), (10, 0, 1), (40, 0, 2))
+    ]
 
 
-def test_what_is_larger_than_the_bucket_is_flattened_in_parts() -> None:
-    # 590 elements of matrices over 50 ranks: 12 each. The output matrix, 100, is reduced by slices of 12, taken together until
-    # they are more than the bucket of 30: three of them. What fits into the bucket is flattened whole: 2 + 2 + 2 (vectors).
-    flow = gradient_flow(SMALL, 30, 50, 2)
-    assert (flow.before.whole, flow.before.flattened) == (100 + 2, 36)
-    assert [at.flattened for at in flow.blocks[0].at_matrix] == [2, 36, 36, 10]
+def test_the_first_gradient_of_a_share_comes_with_the_collective_behind_it() -> None:
+    flow = gradient_flow(SMALL, 60, 2, 2)
+    # Of the last block's matrices, from the last to the first: a collective beyond this count brings what they joined.
+    assert [_reductions_before(flow, (2, matrix)) for matrix in (3, 2, 1, 0)] == [1, 2, 2, 3]
+    moments = _block_moments(SMALL, 60, 2, 2, (2, 2))
+    assert moments[0].has_arrived == (False, False, False, False, True)
+    assert moments[1].has_arrived == (True,) * 5
 
 
 def test_gradients_of_earlier_micro_steps() -> None:

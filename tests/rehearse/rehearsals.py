@@ -37,6 +37,16 @@ NO_WINDOWS: dict[str, Any] = {
     "max_reuse_distance": 1,
 }
 """ZeRO-3 gathers a block when it is needed, keeps nothing, and fetches nothing ahead: what it sends can be counted by hand."""
+_GPU: dict[str, Any] = {
+    "gpu_memory_gib": 80,
+    "peak_tflops": {"bf16": 300, "fp16": 300},
+    "gpu_memory_gb_per_s": 2000,
+    "intra_node_gb_per_s": 300,
+    "inter_node_gb_per_s": 200,
+    "host_link_gb_per_s": 25,
+    "host_memory_gb_per_s": 400,
+}
+"""None of its rates changes what a rehearsal does."""
 
 
 def make_plan(
@@ -63,8 +73,7 @@ def make_plan(
                 "cpu_cores_per_node": 8,
                 "host_memory_gib": None,
                 "default_precision": "bf16",
-                "gpu_memory_gib": 80 if device == "cuda" else None,
-                "peak_tflops": {"bf16": 300, "fp16": 300} if device == "cuda" else {},
+                **(_GPU if device == "cuda" else {}),
             },
             "cluster": {"name": "slurm", "kind": "slurm"} if device == "cuda" else {"name": "local", "kind": "local"},
             "training": {

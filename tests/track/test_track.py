@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from hpctrain.config.trackers import MlflowConfig, TrackConfig, WandbConfig
 from hpctrain.errors import RecordError
 from hpctrain.record.files import read_record
+from hpctrain.record.frozen_config import parse_config
 from hpctrain.record.paths import RunPaths
 from hpctrain.record.reader import ValidationsFile
 from hpctrain.record.schema import StepRecord, TrackersRecord, ValidationRecord
@@ -54,7 +56,7 @@ def tracked_run(folder: Path, track: TrackConfig, **training: Any) -> RunPaths:
 
 
 def follow(run: RunPaths, attempt: int, first_step: int, records: list[StepRecord], ending: str, **env: str) -> str:
-    """Runs the process over one attempt; returns what it printed."""
+    """Runs the process over one attempt, whose end comes when W&B, if it is on, has begun its run; returns what it printed."""
     sizes = [str(path.stat().st_size if path.exists() else 0) for path in (run.steps, run.validations)]
     words = [sys.executable, "-W", "error::DeprecationWarning:hpctrain", "-m", "hpctrain.track", str(run.root)]
     process = subprocess.Popen(
@@ -67,9 +69,19 @@ def follow(run: RunPaths, attempt: int, first_step: int, records: list[StepRecor
     )
     StepWriter(run.steps).append(records)
     ValidationFile(run.validations).append(ValidationRecord(1, attempt, records[-1].step, 1.8e9, 3.5, 16, 512, 0.25))
+    # One that hides the package has a path of its own.
+    is_awaited = parse_config(run.config.read_text()).track.wandb is not None and "PYTHONPATH" not in env
+    wait_until(lambda: not is_awaited or len(list(run.root.glob("wandb/offline-run-*/*.wandb"))) == attempt)
     out, _ = process.communicate(ending, timeout=120)
     assert process.returncode == 0, out
     return out
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    ends_at = time.monotonic() + 90
+    while not is_so():
+        assert time.monotonic() < ends_at
+        time.sleep(0.1)
 
 
 def test_all_trackers_have_the_records_of_two_attempts(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Source: DeepSpeed 0.19.8, runtime/zero/stage3.py (reduce_independent_p_g_buckets_and_remove_grads, __add_grad_to_ipg_bucket,
 __avg_scatter_grads), runtime/comm/coalesced_collectives.py (reduce_scatter_coalesced), runtime/zero/stage_1_and_2.py
-(reduce_independent_p_g_buckets_and_remove_grads, allreduce_bucket).
+(reduce_independent_p_g_buckets_and_remove_grads, average_tensor with reduce_scatter off).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hpctrain.plan.memory.stage12_shares import rank_share
 from hpctrain.plan.rank_parameters import RankParameters
 
 
@@ -23,7 +22,9 @@ class Gradients(NamedTuple):
     whole: int
     """Gradients in storages of their own: not handed over yet, or larger than the bucket and waiting for their turn."""
     flattened: int
-    """The copy of all that is being reduced; 0: nothing is."""
+    """Stage 3: the copy of all that is being reduced; 0: nothing is. Below it a bucket is reduced where it is."""
+    reductions: int = 0
+    """Collectives up to and with this moment; in a block since its backward pass began."""
 
     @property
     def total(self) -> int:
@@ -52,10 +53,13 @@ class GradientFlow:
     """At the height of the reductions before the last block's turn: the output matrix and the final norm."""
     blocks: tuple[BlockGradients, ...]
     """From the last block to the first."""
-    end: Gradients
-    """At the height of the reductions behind the first block."""
-    reductions: int
-    """Collectives before that moment."""
+    ends: tuple[Gradients, ...]
+    """Behind the first block: when the tables' gradients are handed over, and when the bucket is emptied at last."""
+
+    @property
+    def end(self) -> Gradients:
+        """The highest of these."""
+        return max(self.ends, key=lambda moment: moment.total)
 
 
 @functools.lru_cache(maxsize=64)
@@ -68,46 +72,31 @@ def gradient_flow(parameters: RankParameters, bucket_size: int, num_ranks: int, 
         num_ranks: that share the states.
         zero_stage: 1, 2 or 3.
     """
-    share = rank_share(parameters, 0, num_ranks).groups[0].numel if zero_stage < 3 else 0
-    bucket = _Bucket(bucket_size, num_ranks, zero_stage, share)
+    bucket = _Bucket(bucket_size, num_ranks, zero_stage)
     before = [bucket.hand_over(size) for size in (parameters.head, *parameters.final_norm)]
     blocks = tuple(_blocks(parameters, bucket, _leaf_block if zero_stage == 3 else _plain_block))
-    ends: list[tuple[Gradients, int]] = []
-    for size in (parameters.position_table, parameters.token_table):
-        num_before = bucket.reductions
-        ends.append((bucket.hand_over(size), num_before))
-    num_before, kept = bucket.reductions, bucket.kept
-    ends.append((Gradients(kept, bucket.empty()), num_before))
-    end, reductions = max(ends, key=lambda moment: moment[0].total)
-    return GradientFlow(max(before, key=lambda moment: moment.total), blocks, end, reductions)
+    ends = [bucket.hand_over(size) for size in (parameters.position_table, parameters.token_table)]
+    return GradientFlow(max(before, key=lambda moment: moment.total), blocks, (*ends, bucket.end()))
 
 
 @functools.lru_cache(maxsize=64)
-def reduced_at_the_end(parameters: RankParameters, bucket_size: int, num_ranks: int) -> tuple[Gradients, Gradients]:
-    """Stage 1 where nothing is reduced beside the backward pass: the height up to the first collective, and that behind it.
+def reduced_at_the_end(parameters: RankParameters, bucket_size: int) -> tuple[int, int]:
+    """Stage 1 where nothing is reduced beside the backward pass: elements in storages of their own before and in the first collective.
 
     Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py (reduce_gradients), group after group.
 
     Args:
         parameters: of one rank.
         bucket_size: elements.
-        num_ranks: that share the states.
     """
-    share = rank_share(parameters, 0, num_ranks).groups[0].numel
-    bucket = _Bucket(bucket_size, num_ranks, 1, share)
-    remaining, moments = parameters.total, [(Gradients(parameters.total, 0), 0)]
+    bucket = _Bucket(bucket_size, 1, 1)
+    remaining = parameters.total
     for numel in (*parameters.matrices, *parameters.vectors):
         remaining -= numel
-        before = bucket.reductions
-        moments.append((bucket.hand_over(numel, remaining), before))
-    before, kept = bucket.reductions, bucket.kept
-    moments.append((Gradients(kept, bucket.empty()), before))
-
-    def height(is_behind: bool) -> Gradients:
-        found = [moment for moment, reductions in moments if (reductions > 0) == is_behind]
-        return max(found, key=lambda moment: moment.total, default=Gradients(0, 0))
-
-    return height(False), height(True)
+        moment = bucket.hand_over(numel, remaining)
+        if moment.reductions:
+            return parameters.total, moment.whole
+    return parameters.total, bucket.end().whole
 
 
 class _Contents(NamedTuple):
@@ -123,8 +112,8 @@ class _Contents(NamedTuple):
 
 
 class _Bucket:
-    def __init__(self, size: int, num_ranks: int, zero_stage: int, share: int) -> None:
-        self._size, self._num_ranks, self._stage, self._share = size, num_ranks, zero_stage, share
+    def __init__(self, size: int, num_ranks: int, zero_stage: int) -> None:
+        self._size, self._num_ranks, self._stage = size, num_ranks, zero_stage
         self.contents = _Contents()
         self.reductions = 0
 
@@ -144,27 +133,27 @@ class _Bucket:
         """
         whole = numel + others + self.kept
         if numel == 0:
-            return Gradients(whole, 0)
+            return Gradients(whole, 0, self.reductions)
         is_full = self.contents.num_members > 0 and self.contents.filled + numel > self._size
-        flattened = self.empty() if is_full else 0
+        flattened = self._empty() if is_full else 0
         num_members, filled, padded, kept = self.contents
         padded += math.ceil(numel / self._num_ranks) * self._num_ranks
         kept += numel if numel > self._size else 0
         self.contents = _Contents(num_members + 1, filled + numel, padded, kept)
-        return Gradients(whole, flattened)
+        return Gradients(whole, flattened, self.reductions)
 
-    def empty(self) -> int:
+    def end(self) -> Gradients:
+        """Reduces what is left."""
+        kept = self.kept
+        return Gradients(kept, self._empty(), self.reductions)
+
+    def _empty(self) -> int:
         """Reduces what is in it; returns the elements of the flattened copy."""
         num_members, filled, padded, kept = self.contents
         # Stage 1 keeps every gradient until all are reduced: those in the bucket take nothing, one that is larger stays.
         self.contents = _Contents(kept=kept if self._stage == 1 else 0)
         self.reductions += 1
-        if self._stage < 3:
-            # A gradient that is alone is flattened too: its slices go to several ranks' partitions. Slices are taken together
-            # until they are more than the bucket holds. Source: allreduce_and_scatter.
-            together = (self._size // self._share + 1) * self._share
-            return filled if filled <= self._size else min(filled, together)
-        return 0 if num_members == 1 and padded == filled else padded
+        return 0 if self._stage < 3 or (num_members == 1 and padded == filled) else padded
 
 
 def _blocks(
@@ -191,13 +180,15 @@ def _leaf_block(parameters: RankParameters, bucket: _Bucket) -> BlockGradients:
     for numel in (*parameters.block_matrices, *parameters.block_vectors):
         remaining -= numel
         moments.append(bucket.hand_over(numel, remaining))
-    return BlockGradients(reductions, waiting, at_matrix, max(moments, key=lambda moment: moment.total))
+    behind = max(moments, key=lambda moment: moment.total)
+    return BlockGradients(reductions, waiting, at_matrix, behind._replace(reductions=behind.reductions - reductions))
 
 
 def _plain_block(parameters: RankParameters, bucket: _Bucket) -> BlockGradients:
     """Stages 1 and 2: each gradient goes to the bucket as soon as it is there."""
     reductions, waiting = bucket.reductions, bucket.kept
-    at_matrix = tuple(bucket.hand_over(numel) for numel in parameters.block_matrices[::-1])
+    handed_over = [bucket.hand_over(numel) for numel in parameters.block_matrices[::-1]]
+    at_matrix = tuple(moment._replace(reductions=moment.reductions - reductions) for moment in handed_over)
     for numel in parameters.block_vectors:
         bucket.hand_over(numel)
     return BlockGradients(reductions, waiting, at_matrix, Gradients(0, 0))

@@ -30,8 +30,8 @@ class _BlockMoment(NamedTuple):
     """The backward pass of blocks at which the same gradients are there."""
 
     gradients: BlockGradients
-    has_arrived: bool
-    """A gradient of the rank's share has been reduced."""
+    has_arrived: tuple[bool, ...]
+    """A gradient of the rank's share has been reduced: before the first matrix's is handed over, then behind each."""
     blocks: tuple[int, ...]
     """The two highest of them: the higher the block the more is kept of those before it, but for the last where block inputs
     wait on the host."""
@@ -178,37 +178,36 @@ class _Stage12:
         accumulated, buckets, pipe = self._accumulated, self._buckets, self._pipe
         if self._has_loss:
             earlier = self._early_buckets
-            height.offer(*at_loss, activations.loss_backward, pipe.at_loss, accumulated, 0, earlier, 0)
-            height.offer(*at_loss, activations.head_backward, pipe.at_loss, accumulated, width * output, earlier, 0)
+            height.offer(*at_loss, activations.loss_backward, pipe.at_loss, accumulated, 0, earlier)
+            height.offer(*at_loss, activations.head_backward, pipe.at_loss, accumulated, width * output, earlier)
         # In a pipeline the table of the first stage and that of the last are two parameters.
         tied = output if parameters.is_tied and self._num_stages == 1 else 0
         reduced = not self._keeps_whole
         flow = gradient_flow(parameters, self._bucket, self._degree, self._stage)
         if reduced and self._has_loss:
             # The output matrix's gradient is handed over with those of the last norm.
-            whole, flattened = width * (tied + flow.before.whole), width * flow.before.flattened
-            height.offer(*at_loss, activations.block_input, pipe.at_loss, accumulated, whole, buckets, flattened)
-        matrices, first = parameters.block_matrices[::-1], self._of_rank.last_block
+            whole = width * (tied + flow.before.whole)
+            height.offer(*at_loss, activations.block_input, pipe.at_loss, accumulated, whole, buckets)
+        matrices, first = parameters.block_matrices[::-1], self._of_rank.last_matrix
         # Gradients that wait are there throughout a block's pass, so that its height is the same one in all blocks.
         inside = max(activations.block_heights(), key=lambda each: each.num_bytes + width * matrices[each.matrix])
         arrivals, of_others, arrived_bytes = activations.arrival_heights(), self._of_others, self._arrived_bytes
         for moment in _block_moments(parameters, self._bucket, self._degree, self._stage, first):
             gradients, kept = moment.gradients, of_others + max(map(activations.kept_before, moment.blocks))
-            arrived = accumulated + (arrived_bytes if moment.has_arrived else 0)
+            arrived = [accumulated + (arrived_bytes if has_arrived else 0) for has_arrived in moment.has_arrived]
             whole = width * (tied + gradients.waiting + matrices[inside.matrix])
-            height.offer(kept, inside.num_bytes, 0, pipe.in_backward, arrived, whole, buckets, 0)
+            height.offer(kept, inside.num_bytes, 0, pipe.in_backward, arrived[inside.matrix], whole, buckets)
             if reduced:
-                for at, num_bytes in zip(gradients.at_matrix, arrivals, strict=True):
-                    whole, flattened = width * (tied + at.whole), width * at.flattened
-                    height.offer(kept, num_bytes, 0, pipe.in_backward, arrived, whole, buckets, flattened)
-        has_arrived = flow.reductions > _reductions_before(flow, first)
-        end = accumulated + (arrived_bytes if has_arrived else 0)
+                for at, reached, num_bytes in zip(gradients.at_matrix, arrived[1:], arrivals, strict=True):
+                    height.offer(kept, num_bytes, 0, pipe.in_backward, reached, width * (tied + at.whole), buckets)
+        before = _reductions_before(flow, first)
+        ends = [accumulated + (arrived_bytes if moment.reductions > before else 0) for moment in flow.ends]
         # A tied table's gradient as the output matrix, that as the table, and their sum.
         table = width * max(3 * tied, parameters.token_table)
-        height.offer(0, activations.block_input, 0, pipe.at_end, end, table, buckets, 0)
+        height.offer(0, activations.block_input, 0, pipe.at_end, ends[0], table, buckets)
         if self._num_stages == 1:
-            whole, flattened = width * flow.end.whole, width * flow.end.flattened
-            height.offer(0, activations.block_input, 0, 0, end, whole, buckets, flattened)
+            for moment, reached in zip(flow.ends, ends, strict=True):
+                height.offer(0, activations.block_input, 0, 0, reached, width * moment.whole, buckets)
         return height
 
     def _backward_height(self) -> Height:
@@ -220,7 +219,6 @@ class _Stage12:
             "gradients",
             "whole gradients",
             "reduce buckets",
-            "flattened for reduction",
         )
 
     def _backward_before_reduction(self) -> Height:
@@ -229,8 +227,8 @@ class _Stage12:
         height, last = self._backward_height(), self._parameters.num_blocks - 1
         at_loss = (self._kept_with(last), activations.ends)
         output = parameters.token_table if parameters.is_tied else parameters.head
-        height.offer(*at_loss, activations.loss_backward, 0, 0, 0, 0, 0)
-        height.offer(*at_loss, activations.head_backward, 0, 0, width * output, 0, 0)
+        height.offer(*at_loss, activations.loss_backward, 0, 0, 0, 0)
+        height.offer(*at_loss, activations.head_backward, 0, 0, width * output, 0)
         matrices = tuple(accumulate(parameters.block_matrices[::-1]))
         inside = max(activations.block_heights(), key=lambda each: each.num_bytes + width * matrices[each.matrix])
         moments = [(inside.num_bytes, matrices[inside.matrix])]
@@ -239,15 +237,14 @@ class _Stage12:
         for block in sorted({0, min(1, last), max(last - 1, 0), last}):
             before = output + sum(parameters.final_norm) + (last - block) * parameters.block
             for num_bytes, numel in moments:
-                height.offer(activations.kept_before(block), num_bytes, 0, 0, 0, width * (before + numel), buckets, 0)
+                height.offer(activations.kept_before(block), num_bytes, 0, 0, 0, width * (before + numel), buckets)
         # A tied table's gradient as the output matrix, that as the table, and their sum.
         more = 2 * parameters.token_table if parameters.is_tied else 0
-        height.offer(0, activations.block_input, 0, 0, 0, width * (parameters.total + more), buckets, 0)
-        first, behind = reduced_at_the_end(parameters, self._bucket, self._degree)
-        height.offer(0, 0, 0, 0, 0, width * first.whole, buckets, width * first.flattened)
-        # The rank whose share comes first has it at the next collective.
-        arrived = self._arrived_bytes if behind.total else 0
-        height.offer(0, 0, 0, 0, arrived, width * behind.whole, buckets, width * behind.flattened)
+        height.offer(0, activations.block_input, 0, 0, 0, width * (parameters.total + more), buckets)
+        before, first = reduced_at_the_end(parameters, self._bucket)
+        height.offer(0, 0, 0, 0, 0, width * before, buckets)
+        # The rank whose share comes first has it at once.
+        height.offer(0, 0, 0, 0, self._arrived_bytes, width * first, buckets)
         return height
 
     @property
@@ -321,7 +318,7 @@ class _Stage12:
 
 @functools.lru_cache(maxsize=256)
 def _block_moments(
-    parameters: RankParameters, bucket: int, degree: int, stage: int, first_block: int
+    parameters: RankParameters, bucket: int, degree: int, stage: int, first_matrix: tuple[int, int]
 ) -> tuple[_BlockMoment, ...]:
     """From the last block to the first, those that are alike once.
 
@@ -330,13 +327,15 @@ def _block_moments(
         bucket: elements in which gradients are reduced.
         degree: ranks that share the states.
         stage: 1 or 2.
-        first_block: whose gradients reach this rank's share first; -1: only the tables'.
+        first_matrix: whose gradient reaches this rank's share first, see ``RankShare.last_matrix``.
     """
     flow = gradient_flow(parameters, bucket, degree, stage)
-    before = _reductions_before(flow, first_block)
+    before = _reductions_before(flow, first_matrix)
     found: dict[Hashable, _BlockMoment] = {}
     for number, gradients in enumerate(flow.blocks):
-        block, has_arrived = parameters.num_blocks - 1 - number, gradients.reductions > before
+        block = parameters.num_blocks - 1 - number
+        since = (0, *(at.reductions for at in gradients.at_matrix))
+        has_arrived = tuple(gradients.reductions + each > before for each in since)
         key = (gradients.waiting, gradients.at_matrix, has_arrived)
         known = found.get(key)
         blocks = (block,) if known is None else tuple(sorted({*known.blocks, block})[-2:])
@@ -344,6 +343,11 @@ def _block_moments(
     return tuple(found.values())
 
 
-def _reductions_before(flow: GradientFlow, first_block: int) -> int:
+def _reductions_before(flow: GradientFlow, first_matrix: tuple[int, int]) -> int:
     """Collectives before the one that brings the first gradient of a share."""
-    return flow.blocks[-1 - first_block].reductions if first_block >= 0 else flow.reductions
+    block, matrix = first_matrix
+    if block < 0:
+        return flow.ends[0].reductions
+    gradients = flow.blocks[-1 - block]
+    # From the last matrix to the first, then the vectors.
+    return gradients.reductions + gradients.at_matrix[-1 - max(matrix, 0)].reductions

@@ -1,7 +1,7 @@
 """What one rank updates of each parameter group in ZeRO-1 and 2, and which ranks have most of it.
 
 A group's parameters are laid end to end and cut into equal parts, so that a part begins and ends inside of parameters. Of each
-that it touches the engine keeps the whole gradient: ranks differ by that, and by the block whose gradients come to them first.
+that it touches the engine keeps the whole gradient: ranks differ by that, and by the matrix whose gradient comes to them first.
 Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py get_partition_info.
 """
 
@@ -28,6 +28,8 @@ class GroupShare(NamedTuple):
     """Elements of all parameters that lie in it at least in part: their gradients are kept whole."""
     last_block: int
     """The last block that it touches; -1: none."""
+    last_parameter: int
+    """The last of that block's parameters in it, counted over those of the group."""
     is_one_piece: bool = False
     """It lies inside of one parameter, so that its gradients are flat as they are."""
 
@@ -50,8 +52,13 @@ class RankShare(NamedTuple):
         return max(group.numel for group in self.groups)
 
     @property
-    def last_block(self) -> int:
-        return max(group.last_block for group in self.groups)
+    def last_matrix(self) -> tuple[int, int]:
+        """Its last block, -1: none, and the last matrix of that in it, counted from the block's first, -1: vectors only.
+
+        Its gradient is the first that comes.
+        """
+        matrices, block = self.groups[0], max(group.last_block for group in self.groups)
+        return block, matrices.last_parameter if matrices.last_block == block else -1
 
 
 class _Group(NamedTuple):
@@ -72,11 +79,12 @@ class _Group(NamedTuple):
         numel, total = self.numel(degree), self.before[-1]
         start, end = data_rank * numel, min((data_rank + 1) * numel, total)
         if start >= end:
-            return GroupShare(numel, 0, -1)
+            return GroupShare(numel, 0, -1, -1)
         first, last = bisect_right(self.before, start) - 1, bisect_left(self.before, end) - 1
-        block = (last - self.num_tables) // self.per_block if last >= self.num_tables else -1
+        in_blocks = min(last - self.num_tables, self.num_blocks * self.per_block - 1)
+        block, parameter = divmod(in_blocks, self.per_block) if in_blocks >= 0 else (-1, -1)
         whole = self.before[last + 1] - self.before[first]
-        return GroupShare(numel, whole, min(block, self.num_blocks - 1), first == last and end - start == numel)
+        return GroupShare(numel, whole, block, parameter, first == last and end - start == numel)
 
     def ranks_at_borders(self, degree: int) -> set[int]:
         """Ranks whose part holds the first element of a parameter, and those behind them, whose parts lie inside of it."""
@@ -107,7 +115,7 @@ def rank_share(parameters: RankParameters, data_rank: int, degree: int) -> RankS
 
     >>> parameters = RankParameters(2, (48, 16, 128, 64), (4, 4), 40, 0, 0, (4,), True)
     >>> rank_share(parameters, 1, 4).groups[0]
-    GroupShare(numel=138, whole=192, last_block=0, is_one_piece=False)
+    GroupShare(numel=138, whole=192, last_block=0, last_parameter=3, is_one_piece=False)
     """
     matrices, vectors = _groups(parameters)
     return RankShare((matrices.share(data_rank, degree), vectors.share(data_rank, degree)))
@@ -117,16 +125,16 @@ def rank_share(parameters: RankParameters, data_rank: int, degree: int) -> RankS
 def fullest_data_ranks(parameters: RankParameters, degree: int) -> tuple[int, ...]:
     """Ranks of which one needs most memory, whatever the step is.
 
-    In the backward pass one needs the more the more whole gradients it keeps and the later the block is whose gradients come to
+    In the backward pass one needs the more the more whole gradients it keeps and the later the matrix is whose gradient comes to
     it first; in the optimizer's step its whole gradients are there.
     """
     # Vectors are left out: what a rank keeps of them is little beside a matrix.
     candidates = sorted({0, degree - 1, *_groups(parameters)[0].ranks_at_borders(degree)})
     shares = {rank: rank_share(parameters, rank, degree) for rank in candidates}
     found: list[int] = []
-    last_block = -2
-    for rank in sorted(candidates, key=lambda rank: (shares[rank].whole, shares[rank].last_block), reverse=True):
-        if shares[rank].last_block > last_block:
+    last_matrix = (-2, -1)
+    for rank in sorted(candidates, key=lambda rank: (shares[rank].whole, shares[rank].last_matrix), reverse=True):
+        if shares[rank].last_matrix > last_matrix:
             found.append(rank)
-            last_block = shares[rank].last_block
+            last_matrix = shares[rank].last_matrix
     return tuple(found)

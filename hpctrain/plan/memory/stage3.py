@@ -370,6 +370,6 @@ class _Stage3:
         for size in self._there:
             pinned += size
             height = max(height, pinned + size)
-        largest = max(*self._here, *self._there, *self._swapped)
+        largest = max((*self._here, *self._there, *self._swapped), default=0)
         first = _FP32 * (largest + height - pinned) - self._width * self._share
         return max(first, self._width * self._share)

@@ -31,7 +31,7 @@ SOURCES: dict[str, str] = {
     "fp32 master": "runtime/zero/stage3.py _create_fp32_partitions; stage_1_and_2.py; hpctrain/worker/plain_optimizer.py",
     "Adam moments": "torch/optim/adamw.py, ops/adam/cpu_adam.py: made in the first step",
     "reduce buckets": "runtime/zero/stage3.py _setup_for_real_optimizer; stage_1_and_2.py setup_buckets",
-    "flattened for reduction": "runtime/comm/coalesced_collectives.py; runtime/zero/stage_1_and_2.py allreduce_bucket",
+    "flattened for reduction": "runtime/comm/coalesced_collectives.py; runtime/engine.py allreduce_bucket",
     "transfer buffers": "runtime/zero/stage_1_and_2.py: of optimizer offload",
     "swap buffers": "runtime/swap_tensor/utils.py SwapBufferManager; partitioned_param_swapper.py: of NVMe offload",
     "block inputs": _DECODER,
