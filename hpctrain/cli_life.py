@@ -171,9 +171,9 @@ def _resume_one(run: RunPaths, request: ResumeRequest) -> tuple[RunPlan, bool]:
         changes = life.resumed_config(run, frozen, request)
         at_home = dataclasses.replace(changes.config.run, root=str(runs_folder(run)))
         begins = not life.has_checkpoint(run, request.from_step)
-        point = Point(request.words, dataclasses.replace(changes.config, run=at_home), ())
+        point = Point(request.words, dataclasses.replace(changes.to_plan, run=at_home), ())
         try:
-            held, plan = held_point(point, request.force, begins)
+            held, plan = held_point(point, request.force, begins, is_resumed=True)
         except ConfigError as error:
             raise life.refused_as_resumed(error) from None
         checkpoint = life.checkpoint_to_go_on_from(run, plan, held.config, request.from_step)
@@ -183,7 +183,7 @@ def _resume_one(run: RunPaths, request: ResumeRequest) -> tuple[RunPlan, bool]:
         try:
             former.keep()
             code = code_text(runs_folder(run), interpreter()) if request.current_code else ""
-            config = dataclasses.replace(held.config, run=changes.config.run)
+            config = changes.to_freeze(held.config)
             life.write_resumed(run, dataclasses.replace(changes, config=config), plan, code)
             if request.from_step is not None:
                 for folder in set_aside_after(run, request.from_step):

@@ -42,6 +42,8 @@ def plan(words: Sequence[str]) -> int:
     if parsed.shown_config:
         return print_config(parsed)
     planned, site = planned_points(parsed, asks_site=parsed.site)
+    if options is not None and options.step_time_s is not None:
+        planned = [(point, its_plan.without_rate_problems()) for point, its_plan in planned]
     if parsed.site and site is None:
         print("note: --site asks Slurm, and this plan makes no job of it", file=sys.stderr)
     comparisons = []

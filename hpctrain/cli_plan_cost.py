@@ -60,7 +60,12 @@ def plan_text(
     from hpctrain.plan.render.plan import render_plan
 
     plan, changes = _with_changes(*planned[0], site)
-    text = render_plan(plan, python)
+    width = None
+    if plan.choice is not None:  # alone it has a wide table
+        from hpctrain.cli_runs import terminal_width
+
+        width = terminal_width()
+    text = render_plan(plan, python, width)
     if changes is not None:
         from hpctrain.plan.changes.render import render_changes
 
@@ -111,7 +116,7 @@ def _with_changes(point: Point, plan: RunPlan, site: Site | None) -> tuple[RunPl
         return plan, None
     from hpctrain.plan.changes.render import with_changes
 
-    return with_changes(point.config, plan, site)
+    return with_changes(point.config, plan, site, point.overrides)
 
 
 def _table(planned: Planned, options: CostOptions | None, force: bool) -> SweepTable:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from hpctrain.cli_compose import ComposeWords, parse_compose_words
+from hpctrain.cli_runs import terminal_width
 from hpctrain.config.compose import Point, compose_points
 from hpctrain.config.schema import Config
 from hpctrain.errors import EXIT_DOES_NOT_FIT, EXIT_OK, ConfigError, Problem, known_names_hint
@@ -86,13 +87,13 @@ def _answer(
     question: _Question, point: Point, plan_of: PlanOf
 ) -> tuple[LargestModel | FewestNodes | BestMicroBatch, str, bool]:
     """The answer, its text, and whether anything fits."""
-    config = point.config
+    config, width = point.config, terminal_width()
     if question.option == _FEWEST:
         nodes = fewest_nodes(config, plan_of, question.max_nodes, point.open_keys)
-        return nodes, render_nodes(nodes, config), nodes.fewest is not None
+        return nodes, render_nodes(nodes, config, width), nodes.fewest is not None
     if question.option == _BEST:
         best = best_micro_batch(config, plan_of)
-        return best, render_micro_batches(best, config), best.best is not None
+        return best, render_micro_batches(best, config, width), best.best is not None
     if question.trainer and point.is_open:
         rule = f"--trainer {question.trainer} chooses no parallelism"
         raise ConfigError([Problem("parallelism", config.parallelism.name, rule, "state one, such as zero3_offload")])
@@ -100,7 +101,7 @@ def _answer(
         largest = largest_of_trainer(config, question.trainer)
     else:
         largest = largest_model(config, plan_of, _any_form_fits(point) if point.is_open else None)
-    return largest, render_largest(largest, config, question.trainer), largest.largest is not None
+    return largest, render_largest(largest, config, question.trainer, width), largest.largest is not None
 
 
 def _take_question(words: Sequence[str]) -> _Question:

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.errors import EXIT_OK, ConfigError
+from hpctrain.plan.stated.cells import COLUMNS
 from hpctrain.plan.stated.table import plan_rows
+from hpctrain.text_table import printable
+from hpctrain.units import counted
 
 _OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
@@ -65,7 +68,9 @@ def plan_table(path: Path, output: Path) -> int:
         raise ConfigError(f"--output {output}: {error.strerror}") from error
     place = planned[0].index("problem")
     problems = sum(bool(row[place]) for row in planned[1:])
-    print(f"table {output}: {len(rows)} rows, {problems} with a problem")
+    unread = [name or "(without a name)" for name in header if name not in COLUMNS]
+    told = f"; columns that no plan reads: {', '.join(unread)}" if unread else ""
+    print(printable(f"table {output}: {counted(len(rows), 'row')}, {problems} with a problem{told}"))
     return EXIT_OK
 
 

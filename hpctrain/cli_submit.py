@@ -103,7 +103,7 @@ def _refuse_problems(
         for text in planned[0][1].assumptions:
             if text.startswith(CHOICE_NOTE):  # what is refused is nothing that the user typed
                 print(printable(f"note: {text}"), file=sys.stderr)
-        raise refusal(planned[0][0].config, planned[0][1], force, site)
+        raise refusal(planned[0][0].config, planned[0][1], force, site, planned[0][0].overrides)
 
 
 def _checked_root(planned: Sequence[tuple[Point, RunPlan]], force: bool, begins: bool = True) -> Path:
@@ -155,17 +155,20 @@ def _checked_root(planned: Sequence[tuple[Point, RunPlan]], force: bool, begins:
     return root
 
 
-def held_point(point: Point, force: bool, begins: bool = True) -> tuple[Point, RunPlan]:
+def held_point(point: Point, force: bool, begins: bool = True, is_resumed: bool = False) -> tuple[Point, RunPlan]:
     """The plan of a configuration that is there already, after everything that can be refused has been asked.
 
     Args:
         point: the configuration.
         force: see ``--force``.
         begins: False: the run goes on from a checkpoint.
+        is_resumed: the run was submitted before; that its step cannot be predicted is no reason to end it.
     """
     from hpctrain.launch.point_plans import plan_points
 
     planned = plan_points([point])
+    if is_resumed:
+        planned = [(held, plan.without_rate_problems()) for held, plan in planned]
     site: Site | None = None
     if point.config.cluster.kind == "slurm":
         from hpctrain.launch.site.plans import planned_on_site

@@ -15,8 +15,8 @@ EXIT_LAUNCH = 4
 EXIT_REGRESSION = 5
 
 
-FORCED_KINDS = ("memory", "site")
-"""Of problems, which --force lets pass: what is short by the estimate or by the site's word."""
+FORCED_KINDS = ("memory", "site", "rate")
+"""Of problems, which --force lets pass: what is short by the estimate or by the site's word, and what only the times need."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Problem:
     rule: str
     fix: str
     kind: str = "config"
-    """``config`` (exit code 2), ``memory`` (3: an estimate) or ``site`` (2: what Slurm told); --force passes the last two."""
+    """``config`` (exit code 2), ``memory`` (3: an estimate), ``site`` (2: what Slurm told) or ``rate`` (2: no time can be
+    predicted without it); --force passes all but the first."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value", redact_value(self.key.rpartition(".")[2], self.value))

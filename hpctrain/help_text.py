@@ -40,7 +40,8 @@ Options of submit and plan:
   -m, --multirun      a sweep: comma lists, range(), choice() and glob() give one run for each combination
   --config-dir DIR    a site's own group files, beside the shipped ones
   --cfg job           print the whole configuration and do nothing
-  --force             submit although the memory estimate, or what the site told, says that it cannot run
+  --force             submit although the memory estimate, or what the site told, says that it cannot run, or a bandwidth
+                      lacks that its predicted time needs
   --calibration FILE  correct the predicted step by what past runs took (plan --calibrate); without it
                       calibration.json in run.root is taken, where there is one; --no-calibration: none
   --info, --shell-completion, --hydra-help   answered by Hydra

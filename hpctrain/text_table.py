@@ -30,6 +30,39 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def folded(rows: Sequence[Sequence[str]], num_keys: int, width: int | None) -> str:
+    """The table, or as many below each other as make it fit, see ``column_blocks``.
+
+    >>> print(folded([["RUN", "GPUS", "STATE"], ["a", "8", "RUNNING"]], 1, 12))
+    RUN  GPUS
+    a       8
+    <BLANKLINE>
+    RUN  STATE
+    a    RUNNING
+    """
+    blocks = column_blocks(rows, num_keys, width)
+    return "\n\n".join(aligned([[row[column] for column in block] for row in rows]) for block in blocks)
+
+
+def column_blocks(rows: Sequence[Sequence[str]], num_keys: int, width: int | None) -> list[tuple[int, ...]]:
+    """Columns of the tables into which a wide one is folded, each with those that say what a line is of.
+
+    Args:
+        rows: the header and at least one line.
+        num_keys: so many columns come first in each table.
+        width: of the terminal; None: a file or pipe, which may be as wide as it likes.
+    """
+    sizes = column_widths(rows)
+    keys = tuple(range(num_keys))
+    blocks: list[tuple[int, ...]] = [()]
+    for column in range(num_keys, len(sizes)):
+        taken = sum(sizes[each] + 2 for each in (*keys, *blocks[-1]))
+        if width is not None and blocks[-1] and taken + sizes[column] > width:
+            blocks.append(())
+        blocks[-1] = (*blocks[-1], column)
+    return [(*keys, *block) for block in blocks]
+
+
 def column_widths(rows: Sequence[Sequence[str]]) -> list[int]:
     return [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
 

@@ -22,9 +22,11 @@ from hpctrain.config.schema import (
     RunConfig,
     TrainingConfig,
 )
+from hpctrain.plan.devices import find_device
 from hpctrain.plan.questions.largest import LargestModel, largest_model
 from hpctrain.plan.questions.other_trainer import largest_of_trainer
 from hpctrain.plan.run_plan import build_run_plan
+from hpctrain.plan.stated.known_hosts import host_memory_gb_per_s
 
 THEN = "megatron_deepspeed_2022"
 """The trainer whose memory stands for the community version of the documentation (DeepSpeed 0.8.1 under Megatron-DeepSpeed)."""
@@ -77,6 +79,7 @@ def _config(row: Mapping[Any, Any], parallelism: ParallelismConfig, host_memory_
     """One node of the row, and its width."""
     shape, _ = row_shape(row)
     gpus = int(row["num_gpus"]) // int(row["nodes"])
+    device = find_device(text_of(row, "gpu"))
     hardware = HardwareConfig(
         name=_NAME,
         device="cuda",
@@ -87,6 +90,11 @@ def _config(row: Mapping[Any, Any], parallelism: ParallelismConfig, host_memory_
         host_memory_gib=host_memory_gib,
         default_precision="bf16",
         gpu_memory_gib=gpu_memory_gib(row),
+        # No size depends on these; a plan asks for them.
+        gpu_memory_gb_per_s=device.memory_gb_per_s,
+        intra_node_gb_per_s=device.link_gb_per_s,
+        host_link_gb_per_s=device.host_link_gb_per_s,
+        host_memory_gb_per_s=host_memory_gb_per_s(device.family),
     )
     model = ModelConfig(
         name=row["own_model"],

@@ -16,7 +16,10 @@ from hpctrain.errors import ConfigError, LaunchError, Problem, RecordError
 from hpctrain.launch.point_plans import closed_points
 from hpctrain.launch.status.rows import RunStatus
 from hpctrain.plan.job.nodelist import node_names
+from hpctrain.plan.memory.fitted_ratio import is_fitted
+from hpctrain.plan.memory.settings import with_passes
 from hpctrain.plan.run_plan import RunPlan
+from hpctrain.plan.speed.calibration_choice import moved_as_planned
 from hpctrain.record.checkpoints import Checkpoint, read_checkpoints
 from hpctrain.record.deciding_keys import DECIDE_NOTHING, HOW_IT_IS_SPREAD
 from hpctrain.record.files import write_json, write_text
@@ -51,6 +54,21 @@ class ResumeChanges:
     notes: tuple[str, ...]
     """What the user should know, a sentence each."""
     overrides: tuple[str, ...] = ()
+    settings: Config | None = None
+    """The configuration with what the plan once chose stated: a run that is spread as before keeps it, whatever was calibrated,
+    or is planned by other rules, since. None: nothing was, or it is chosen anew."""
+
+    @property
+    def to_plan(self) -> Config:
+        """What the plan is made of."""
+        return self.settings or self.config
+
+    def to_freeze(self, held: Config) -> Config:
+        """The planned configuration as the run folder keeps it: what nobody stated stays open."""
+        training, own = held.training, self.config.training
+        open_still = {name: getattr(own, name) for name in ("micro_batch_size", "activation_checkpointing")}
+        kept = dataclasses.replace(held, parallelism=self.config.parallelism, run=self.config.run)
+        return dataclasses.replace(kept, training=dataclasses.replace(training, **open_still))
 
 
 @contextlib.contextmanager
@@ -127,12 +145,29 @@ def resumed_config(run: RunPaths, config: Config, request: ResumeRequest) -> Res
             f" {config.training.num_steps}"
         )
     config, exclude_notes = _without_failed_nodes(changed.config, failed_nodes(read_each_attempt(run).attempts))
-    return ResumeChanges(config, (*notes, *exclude_notes), request.words)
+    settings = None if _is_spread_anew(changed) else _settings_of_before(run, config)
+    return ResumeChanges(config, (*notes, *exclude_notes), request.words, settings)
+
+
+def _is_spread_anew(changed: ChangedConfig) -> bool:
+    return any(key.startswith(HOW_IT_IS_SPREAD) for key in (*changed.changed, *changed.open_keys))
+
+
+def _settings_of_before(run: RunPaths, config: Config) -> Config | None:
+    """The configuration with micro batch, recomputation and offload ratio as the run has them; None: all of it is stated."""
+    training = config.training
+    is_open = None in (training.micro_batch_size, training.activation_checkpointing)
+    if training.payload != "train" or not (is_open or is_fitted(config.parallelism)):
+        return None
+    plan = read_plan(run)
+    moved = moved_as_planned(plan, config) if is_fitted(config.parallelism) else {}
+    stated = with_passes(config, plan.batch.micro_batch_size, plan.activation_checkpointing)
+    return dataclasses.replace(stated, parallelism=dataclasses.replace(config.parallelism, **moved))
 
 
 def _with_the_same_batch(run: RunPaths, changed: ChangedConfig) -> tuple[ChangedConfig, list[str]]:
     """The global batch as it was, where the ranks or their micro batches are others now; the accumulation follows from it."""
-    if not any(key.startswith(HOW_IT_IS_SPREAD) for key in (*changed.changed, *changed.open_keys)):
+    if not _is_spread_anew(changed):
         return changed, []
     training, batch = changed.config.training, read_plan(run).batch
     notes = []

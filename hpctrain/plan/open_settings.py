@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hpctrain.config.calibration import Calibration
 from hpctrain.config.schema import ActivationCheckpointing, Config, TrainingConfig
 from hpctrain.plan.divisors import divisors, powers_and_halves
 from hpctrain.plan.layout import Layout, resolve_batch
@@ -68,10 +69,9 @@ def choose_settings(config: Config, shape: ModelShape, layout: Layout) -> Chosen
 
     Looked at are those with which a tenth of each tier stays free. Of times within 5 % the plainest is taken. Where no time is
     predicted it is the least recomputation that fits, with the largest micro batch; where nothing fits, what needs least.
-    Factors of past runs do not count, so that a run that goes on keeps its settings whatever was calibrated since.
 
     Args:
-        config: typed; null is chosen.
+        config: typed; null is chosen. The factors of its calibration count in the times.
         shape: of its model.
         layout: of its ranks.
     """
@@ -131,7 +131,7 @@ def _options(config: Config, shape: ModelShape, layout: Layout) -> list[_Option]
     sizes = micro_batch_sizes(training, layout.data_parallel_degree, most)
     found = [all_of(size, mode) for size in reversed(sizes) for mode in modes]
     return [
-        _Option(each, _token_s(each.work), plainness(Candidate.of(each.work)))
+        _Option(each, _token_s(each.work, config.calibration), plainness(Candidate.of(each.work)))
         for each in (*filter(_may_fit, found[:-1]), found[-1])
     ]
 
@@ -146,8 +146,8 @@ def _may_fit(option: Settled) -> bool:
     return DecoderActivations(work).kept_before(last) <= USED_AT_MOST * capacity_gib * GIB
 
 
-def _token_s(work: RankWork) -> float:
-    return math.inf if prediction_gap(work) else step_seconds(work) / work.batch.tokens_per_step
+def _token_s(work: RankWork, calibration: Calibration | None) -> float:
+    return math.inf if prediction_gap(work) else step_seconds(work, calibration) / work.batch.tokens_per_step
 
 
 class _Looks:
@@ -186,7 +186,8 @@ class _Looks:
             return _Found(option.settled, estimate_memory(work), option.token_s, option.plainness)
         stated = with_passes(self._config, option.micro_batch_size, option.checkpointing)
         found = settled(stated, work.shape, work.layout)
-        return _Found(found, estimate_memory(found.work), _token_s(found.work), plainness(Candidate.of(found.work)))
+        token_s = _token_s(found.work, self._config.calibration)
+        return _Found(found, estimate_memory(found.work), token_s, plainness(Candidate.of(found.work)))
 
     def _largest_of(self, options: Sequence[_Option]) -> int:
         """The largest micro batch of these that fits, rising ones of a kind; 0: none does, which is asked of the smallest."""
@@ -224,7 +225,11 @@ def _notes(config: Config, work: RankWork, why: str) -> tuple[str, ...]:
     training, notes = config.training, list[str]()
     size, mode = work.batch.micro_batch_size, work.checkpointing
     if training.micro_batch_size is None:
-        notes.append(f"training.micro_batch_size not stated: {size}, {why}")
+        is_most = training.global_batch_size is None and size == MOST_SEQUENCES_PER_GPU
+        bound = (
+            f"; {size} is the most without a training.global_batch_size, since a step grows with it" if is_most else ""
+        )
+        notes.append(f"training.micro_batch_size not stated: {size}, {why}{bound}")
     if training.activation_checkpointing is None:
         reason = f", {_reason(config, mode)} at a micro batch of {size}" if _has_capacity(config) else ""
         notes.append(f"training.activation_checkpointing not stated: {mode}{reason}")

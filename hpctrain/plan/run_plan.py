@@ -38,6 +38,7 @@ from hpctrain.plan.rules.first_weights import first_weights_problems
 from hpctrain.plan.rules.hardware import hardware_problems, hardware_warnings
 from hpctrain.plan.rules.parallelism import parallelism_problems, parallelism_warnings, resolve_layout
 from hpctrain.plan.rules.precision import precision_problems, precision_warnings
+from hpctrain.plan.rules.rates import rate_problems
 from hpctrain.plan.rules.shape import shape_warnings
 from hpctrain.plan.rules.track import track_problems, track_warnings
 from hpctrain.plan.rules.values import place_problems, slurm_only_problems, value_problems
@@ -124,6 +125,12 @@ class RunPlan:
         """What keeps it from being submitted; ``force`` lets pass what is short by the estimate or by the site's word."""
         return tuple(problem for problem in self.problems if not (force and problem.kind in FORCED_KINDS))
 
+    def without_rate_problems(self) -> RunPlan:
+        """For a run that is there already, or whose step is measured: what only a prediction lacks is a warning."""
+        kept = tuple(each for each in self.problems if each.kind != "rate")
+        told = tuple(str(each) for each in self.problems if each.kind == "rate")
+        return dataclasses.replace(self, problems=kept, warnings=(*self.warnings, *told))
+
     def to_json(self) -> str:
         """The plan for machines; derived totals are written beside their terms. What an impossible plan derives is null."""
         plan = dataclasses.asdict(self)
@@ -191,7 +198,7 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
         cluster_name=config.cluster.name,
         cluster_kind=config.cluster.kind,
         slurm=slurm,
-        problems=(*contradictions, *_other_problems(config, shape, seq_len, slurm), *slurm_problems, *memory_problems),
+        problems=(*contradictions, *_other_problems(config, work, slurm), *slurm_problems, *memory_problems),
         prediction=prediction,
         prediction_gap=prediction_gap,
         achievable_tflops_per_gpu=hardware.achievable_tflops.get(precision),
@@ -266,15 +273,18 @@ def _contradictions(config: Config, shape: ModelShape, layout: Layout, seq_len: 
     """Rules without which the plan's numbers mean nothing."""
     return (
         *parallelism_problems(config, shape, layout, seq_len),
-        *hardware_problems(config.hardware),
+        *(each for each in hardware_problems(config.hardware) if each.kind != "rate"),
         *compile_problems(config),
         *place_problems(config),
     )
 
 
-def _other_problems(config: Config, shape: ModelShape, seq_len: int, slurm: SlurmRequest) -> tuple[Problem, ...]:
+def _other_problems(config: Config, work: RankWork, slurm: SlurmRequest) -> tuple[Problem, ...]:
     """Rules that join several values, beside which the numbers stand."""
+    shape, seq_len = work.shape, work.batch.seq_len
     return (
+        *(each for each in hardware_problems(config.hardware) if each.kind == "rate"),
+        *(rate_problems(work) if config.training.payload == "train" else ()),
         *precision_problems(config),
         *value_problems(config, shape, seq_len),
         *data_problems(config),

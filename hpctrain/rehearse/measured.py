@@ -70,11 +70,11 @@ def render_measured(found: Rehearsal) -> str:
     measured = found.measured
     if measured is None:
         return ""
-    parts = [_device(found, measured), _memory(found, measured), _time(found, measured)]
+    parts = [_device(measured), _memory(found, measured), _time(found, measured)]
     return "\n\n".join(part for part in parts if part)
 
 
-def _device(found: Rehearsal, measured: Measured) -> str:
+def _device(measured: Measured) -> str:
     return (
         f"measured    on {measured.device_name}, {gib(measured.device_bytes)}; median of {measured.num_steps} further steps, in"
         " which nothing is counted"

@@ -31,8 +31,9 @@ def ranks_to_rehearse(plan: RunPlan, memory_of: Callable[[int], MemoryEstimate])
         memory_of: the planner's estimate of one rank.
     """
     found = []
+    is_offloaded = "offload_optimizer" in plan.ds_config["zero_optimization"]
     for stage in stages_of_each_kind(plan.layout):
-        candidates = sorted(candidates_of_stage(plan.model, plan.layout, plan.zero_stage, stage))
+        candidates = sorted(candidates_of_stage(plan.model, plan.layout, plan.zero_stage, stage, is_offloaded))
         found.append(max(candidates, key=lambda rank: _weight(memory_of(rank))))
     return tuple(found)
 

@@ -114,6 +114,18 @@ def word_of_the_end() -> Ending | None:
     return _ENDINGS.get(sys.stdin.readline().strip(), "failed") if ready else None
 
 
+def hand_on(records: Records, active: list[FeedThread]) -> bool:
+    """Gives the trackers what is new; False: a file cannot be read now, and comes with a later call."""
+    try:
+        points = records.new_points()
+    except HpctrainError as error:  # the file system does not answer
+        print(f"hpctrain: warning: track: {error}", flush=True)
+        return False
+    for feed in active:
+        feed.add(points)
+    return True
+
+
 def main(words: list[str]) -> None:
     """Follows the run to the end of the attempt.
 
@@ -134,18 +146,15 @@ def main(words: list[str]) -> None:
     ending: Ending | None = None
     while ending is None:
         ending = word_of_the_end()
-        try:
-            points = records.new_points()
-        except HpctrainError as error:  # the file system does not answer; later
-            print(f"hpctrain: warning: track: {error}", flush=True)
-            points = []
-        for feed in active:
-            feed.add(points)
-    ends_at = time.monotonic() + _LEFT_SHARE * TRACKERS_END_S[ending]
+        is_read = hand_on(records, active)
+    now_s, limit_s = time.monotonic(), _LEFT_SHARE * TRACKERS_END_S[ending]
+    while not is_read and time.monotonic() < now_s + limit_s / 2:
+        time.sleep(_POLL_S)
+        is_read = hand_on(records, active)
     for feed in active:
         feed.close(ending)
     for feed in active:
-        feed.wait(ends_at - time.monotonic())
+        feed.wait(now_s + limit_s - time.monotonic())
     # Libraries would wait at exit for what does not answer.
     sys.stdout.flush()
     os._exit(0)

@@ -16,6 +16,7 @@ from hpctrain.worker.gradient_norm import install_joint_norm
 from hpctrain.worker.loss_scale import install_loss_scale, scale_rule
 from hpctrain.worker.model.decoder import Decoder
 from hpctrain.worker.nvme_states import prepare_nvme
+from hpctrain.worker.overlapped_reduction import keep_until_reduced
 from hpctrain.worker.parallel_groups import TensorParallelUnit, build_parallel_groups
 from hpctrain.worker.partial_offload import join_optimizers
 from hpctrain.worker.pipeline import build_pipeline, tell_shapes
@@ -62,6 +63,7 @@ def build_engine(plan: RunPlan, weight_decay: float, seed: int, device: torch.de
     if plan.zero_stage == 0 and plan.precision == "fp32":
         take_fp32_optimizer(engine)
     install_loss_scale(engine, scale_rule(plan.ds_config))
+    keep_until_reduced(engine)
     install_joint_norm(engine)
     join_optimizers(engine)
     prepare_nvme(engine)

@@ -54,12 +54,20 @@ def check_node(paths: RunPaths, config: Config, plan: RunPlan, env: RankEnv) -> 
         if plan.device == "cuda":
             warnings += foreign_tenants(os.environ, env.node_name)
         if plan.payload == "train":
-            # With psutil, which ranks that do not train do without.
-            from hpctrain.worker.host_memory import host_memory, memory_groups
-
-            warnings += memory_warnings(plan, host_memory(memory_groups()), env.node_name)
+            warnings += _memory_checks(plan, env.node_name)
     for warning in warnings:
         print(f"hpctrain: warning: {warning}", flush=True)
+
+
+def _memory_checks(plan: RunPlan, node: str) -> list[str]:
+    # With psutil, which ranks that do not train do without.
+    from hpctrain.worker.host_memory import host_memory, memory_groups
+
+    try:
+        memory = host_memory(memory_groups())
+    except (OSError, ValueError, KeyError) as error:  # of a control group; no reason to end a run
+        return [f"node {node}: its memory cannot be read, and the plan is not held against it: {error}"]
+    return memory_warnings(plan, memory, node)
 
 
 def memory_warnings(plan: RunPlan, memory: HostMemory, node: str) -> list[str]:

@@ -97,7 +97,8 @@ class Attempt:
 
 
 def _plan(config: Config) -> RunPlan:
-    """The plan; the toy node's rates are below those of every GPU, which a plan refuses, so they are put in behind."""
+    """The plan; the toy node's rates are below those of every GPU, which a plan refuses, so they are put in behind. Bandwidths it
+    has none: nothing is predicted."""
     hardware, precision = config.hardware, config.precision
     peaks, achieved = (
         {name: max(1.0, rate) for name, rate in rates.items()}
@@ -108,6 +109,7 @@ def _plan(config: Config) -> RunPlan:
     assert not plan.is_impossible, plan.problems
     return replace(
         plan,
+        problems=tuple(problem for problem in plan.problems if problem.kind != "rate"),
         peak_tflops_per_gpu=hardware.peak_tflops.get(precision),
         achievable_tflops_per_gpu=hardware.achievable_tflops.get(precision),
     )

@@ -35,9 +35,9 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
     ("source", "peaks", "median", "within_10"),
     [
         ("BigScience (BLOOM tuning)", 73, 0.035, 0.96),
-        ("BigScience (V100 experiments)", 27, 0.08, 0.58),
+        ("BigScience (V100 experiments)", 27, 0.045, 0.85),
         ("SimuMax (Megatron-LM on B200)", 15, 0.02, 1.0),
-        ("torchtitan", 20, 0.035, 0.94),
+        ("torchtitan", 20, 0.03, 0.94),
         ("DeepSpeed low-precision master weights example", 2, 0.07, 1.0),
         ("Megatron-DeepSpeed READMEs", 2, 0.1, 0.5),
     ],
@@ -63,8 +63,8 @@ def test_fitted_peaks_are_no_better_than_twice_the_others(rows: pd.DataFrame) ->
 def test_all_peaks_together(judged: pd.DataFrame) -> None:
     distance = judged["memory_error"].dropna().abs()
     assert len(distance) == 139
-    assert distance.median() <= 0.04
-    assert (distance <= 0.1).sum() >= 124
+    assert distance.median() <= 0.035
+    assert (distance <= 0.1).sum() >= 131
 
 
 def test_the_readmes_say_what_is_computed(rows: pd.DataFrame, judged: pd.DataFrame) -> None:

@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 STEPS_A_BLOCK = 10
 NUM_RANKS = 2
 AIM = 0.97
-COMMON = (
-    "cluster=local data=synthetic training=benchmark training.activation_checkpointing=none training.micro_batch_size=32"
-)
+COMMON = "cluster=local data=synthetic training=benchmark training.activation_checkpointing=none training.micro_batch_size=32"
 BARE, OURS, TRAINER = "bare DDP loop", "hpctrain, {}", "HF Trainer + DeepSpeed ZeRO-1"
 GROUPS = ("ddp", "zero1")
 

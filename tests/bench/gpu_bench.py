@@ -36,7 +36,7 @@ _SIMULATED: dict[Device, DeviceWay] = {"cuda": "simulated_gpu", "cpu": "cpu"}
 _BARS: dict[Device, float] = {"cuda": 0.05, "cpu": 0.01}
 _COMMON: dict[Device, str] = {
     # A network is stated so that the plan predicts a time at all; what passes between ranks is no part of what is compared.
-    "cuda": "hardware=hgx_h200 hardware.inter_node_gb_per_s=400 cluster=slurm data=synthetic training.num_steps=10",
+    "cuda": "hardware=hgx_h200 cluster=slurm data=synthetic training.num_steps=10",
     "cpu": "hardware=cpu cluster=local data=synthetic training.num_steps=10 model=tiny training.micro_batch_size=1",
 }
 _CASES: dict[Device, tuple[str, ...]] = {

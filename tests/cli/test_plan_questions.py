@@ -44,6 +44,26 @@ def test_largest(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan([f"model.num_layers={layers + 1}", *words[1:]]) == EXIT_DOES_NOT_FIT
 
 
+@pytest.mark.parametrize("words", ["--largest nodes=2", "--fewest-nodes", "--best-micro-batch nodes=2"])
+def test_a_wide_table_is_folded_to_the_terminal(
+    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    whole = told(capsys, *words.split(), "model=13b", *ZERO3).split("\n\n")
+    monkeypatch.setenv("COLUMNS", "80")
+    folded = told(capsys, *words.split(), "model=13b", *ZERO3).split("\n\n")
+    assert max(map(len, whole[2].splitlines())) > 100
+    tables = folded[2 : len(folded) - len(whole) + 3]
+    assert len(tables) > 1
+    assert max(len(line) for table in tables for line in table.splitlines()) <= 80
+    # Nothing is lost: the same head and foot, all columns, and in each table what a line is of.
+    assert (folded[:2], folded[2 + len(tables) :]) == (whole[:2], whole[3:])
+    for number, line in enumerate(whole[2].splitlines()):
+        cells = [cell for table in tables for cell in table.splitlines()[number].split()]
+        assert set(line.split()) == set(cells)
+        assert len({table.splitlines()[number][:13] for table in tables}) == 1
+
+
 def test_largest_of_another_trainer(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--largest", "model=28b", "hardware=hccpnv4h", "parallelism=zero3_offload")
     answer = told_json(capsys, *words, "--trainer", "megatron_deepspeed_2022")
@@ -146,3 +166,27 @@ def test_a_plain_plan_does_not_load_the_questions() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "model=13b nodes=2 hardware=ndm_a100_v4",
+        "model=28b nodes=3 hardware=ndm_a100_v4 parallelism.sequence_parallel_size=8",
+        "model=125m nodes=2 hardware=ndm_a100_v4 training.offload_activations=true training=benchmark",
+    ],
+    ids=["all-open", "degree-stated", "inputs-on-host"],
+)
+def test_the_best_micro_batch_is_planned_with_the_words_that_it_says(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The form was chosen before the micro batch was varied; with another micro batch the search takes another form."""
+    answer = told_json(capsys, "--best-micro-batch", *words.split())
+    text = told(capsys, "--best-micro-batch", *words.split())
+    (line,) = (line for line in text.splitlines() if line.startswith("plan it with "))
+    typed = line.removeprefix("plan it with ").split()
+    assert typed[0].startswith("parallelism=")
+    found = told_json(capsys, *words.split(), *typed)
+    assert found["prediction"]["tokens_per_s"] == pytest.approx(answer["best"]["tokens_per_s"])
+    stated = told(capsys, "--best-micro-batch", "model=13b", *ZERO3)
+    assert "\nplan it with training.micro_batch_size=" in stated

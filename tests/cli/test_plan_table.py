@@ -47,6 +47,21 @@ def test_a_spreadsheets_file_and_an_older_output(tmp_path: Path) -> None:
     assert planned["problem"] == "rows.csv row 1: does not state num_gpus"
 
 
+def test_columns_that_nobody_reads_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.csv").write_text(",".join([*COLUMNS, "grad_accum", ""]) + "\n", encoding="utf-8")
+    assert plan_table(tmp_path / "rows.csv", tmp_path / "out.csv") == EXIT_OK
+    told = capsys.readouterr().out
+    assert told.endswith("0 rows, 0 with a problem; columns that no plan reads: grad_accum, (without a name)\n")
+
+
+def test_a_table_without_a_header_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("s,,GPT 13B,13\n", encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match="the first line is no header, it has no column of a table: s, , GPT 13B, 13;"
+    ):
+        plan_table(tmp_path / "rows.csv", tmp_path / "out.csv")
+
+
 def test_a_header_alone_is_a_table(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
     assert plan_table(tmp_path / "rows.csv", tmp_path / "out.csv") == EXIT_OK
@@ -58,7 +73,7 @@ def test_a_header_alone_is_a_table(tmp_path: Path) -> None:
     [
         (None, "--table .*rows.csv: No such file or directory"),
         (b"", "--table .*rows.csv: is empty; the first line must be the header"),
-        (b"a,b\n1,2\n", "rows.csv header: 35 columns are missing: source, ref"),
+        (b"a,b\n1,2\n", "rows.csv header: the first line is no header, it has no column of a table: a, b; needed"),
         (";".join(COLUMNS).encode(), "--table .*rows.csv: its cells are separated by semicolons; save it with commas"),
         ("\t".join(COLUMNS).encode(), "--table .*rows.csv: its cells are separated by tabs; save it with commas"),
         (b"sep=,\na,b\n", "--table .*rows.csv: line 1: sep=,: is a spreadsheet's own line; remove it"),

@@ -39,6 +39,7 @@ from hpctrain.record.schema import SubmissionRecord
 from tests.cli.test_cli import hpctrain
 from tests.launch.test_chain import save_checkpoint
 from tests.launch.test_local import only_run
+from tests.plan.test_calibration import CALIBRATION
 from tests.record.test_files import attempt
 
 WORDS = (
@@ -170,6 +171,26 @@ def test_a_checkpoint_of_other_ranks_is_told(run: RunPaths) -> None:
     assert told.startswith("goes on after step 8 of 20; its state, saved by 1 rank of ZeRO 1, is cut anew for")
     assert f"{plan.layout.world_size} ranks of ZeRO {plan.zero_stage} (data parallel" in told
     assert [has_checkpoint(run, step) for step in (None, 8, 0)] == [True, True, False]
+
+
+def test_what_the_plan_chose_stays_whatever_was_calibrated_since(run: RunPaths) -> None:
+    words = ("model=28b", "parallelism=zero_cache", "nodes=4", "hardware=ndm_a100_v4", "cluster=slurm")
+    (point,) = compose_points([*words, "training.warmup_steps=2"], multirun=False)
+    run.config.write_text(config_text(point.config), encoding="utf-8")
+    slow = dataclasses.replace(CALIBRATION, factors={"communication": 5.0})
+    begun, today = build_run_plan(dataclasses.replace(point.config, calibration=slow)), build_run_plan(point.config)
+    assert begun.batch.micro_batch_size != today.batch.micro_batch_size
+    run.plan.write_text(begun.to_json(), encoding="utf-8")
+    changes = resumed_config(run, read_config(run), ResumeRequest(("run.note=x",)))
+    goes_on = build_run_plan(changes.to_plan)
+    assert (goes_on.batch, goes_on.activation_checkpointing) == (begun.batch, begun.activation_checkpointing)
+    assert goes_on.ds_config == begun.ds_config
+    # What nobody stated stays open in the run folder, and other ranks choose anew, for the same global batch.
+    assert changes.to_freeze(changes.to_plan) == changes.config
+    assert changes.config.training.micro_batch_size is None
+    spread = resumed_config(run, read_config(run), ResumeRequest(("nodes=2",)))
+    assert spread.to_plan == spread.config
+    assert spread.config.training.global_batch_size == begun.batch.global_batch_size
 
 
 def test_failed_nodes_are_offered_or_left_out(run: RunPaths) -> None:

@@ -277,3 +277,14 @@ def test_what_does_not_fit_is_not_offered_as_the_second() -> None:
     other = dataclasses.replace(first, overrides=("parallelism=zero2",))
     assert "the second: " not in render_choice(AutoChoice(12, (first, short), ""))
     assert render_choice(AutoChoice(12, (first, short, other), "")).endswith("the second: parallelism=zero2")
+
+
+def test_the_runner_ups_are_folded_to_the_terminal() -> None:
+    plan = planned("model=175b", "nodes=16", "parallelism=auto")
+    assert plan.choice is not None
+    whole, narrow = render_plan(plan, "python").splitlines(), render_plan(plan, "python", 90).splitlines()
+    (header,) = (line for line in whole if line.startswith("  form "))
+    first, second = (line for line in narrow if line.startswith("  form "))
+    assert header.split() == [*first.split(), "why"]
+    assert second.split() == ["form", "why"]
+    assert all(len(line) <= 90 for line in narrow[narrow.index(first) : narrow.index(second) + 6])

@@ -34,7 +34,7 @@ def planned(*words: str) -> tuple[Point, RunPlan]:
 @functools.cache
 def changes_of(*words: str) -> Changes:
     point, plan = planned(*words)
-    assert {problem.kind for problem in plan.problems} == {"memory"}, plan.problems
+    assert {problem.kind for problem in plan.problems} - {"rate"} == {"memory"}, plan.problems
     return cheapest_changes(point.config, plan)
 
 
@@ -184,6 +184,29 @@ def test_a_shipped_form_is_offered_by_its_name_so_that_the_run_is_called_by_it()
     assert planned(*REFUSED["no-sharding"], *first.overrides)[1].name == "13b-1n-zero3"
 
 
+def test_what_was_typed_of_a_form_is_typed_anew_behind_its_name() -> None:
+    """``parallelism=zero_cache`` alone would leave the ratio of a typed ``fit_offload_ratio=false``, and be another plan."""
+    words = (
+        "model=llama3_70b",
+        "nodes=2",
+        "hardware=hccpnv4h",
+        "parallelism=zero1",
+        "parallelism.fit_offload_ratio=false",
+    )
+    point, plan = planned(*words)
+    _, changes = with_changes(point.config, plan, words=words)
+    assert changes is not None
+    of_cache = [each for each in changes.changes if "parallelism=zero_cache" in each.overrides]
+    assert of_cache
+    for change in of_cache:
+        assert change.overrides[:2] == ("parallelism=zero_cache", "parallelism.fit_offload_ratio=true")
+        kept = [word for word in words if not word.startswith(("parallelism=", "parallelism.fit", "nodes="))]
+        of_nodes = [] if any(word.startswith("nodes=") for word in change.overrides) else ["nodes=2"]
+        found = planned(*kept, *of_nodes, *change.overrides)[1].prediction
+        assert found is not None
+        assert found.step_time_s == pytest.approx(change.step_time_s)
+
+
 def test_nvme_is_offered_where_its_folder_is_stated() -> None:
     words = ("model=llama3_405b", "nodes=2", "parallelism=zero3_offload", "hardware=dgx_h100")
     with_folder = {kind for change in changes_of(*words).changes for kind in change.kinds}
@@ -199,6 +222,14 @@ def test_without_a_prediction_the_least_invasive_comes_first() -> None:
         "before degrees and offload"
     )
     assert all("does not state hardware.gpu_memory_gb_per_s" in change_text(change) for change in changes)
+
+
+def test_a_change_needs_no_rate_that_nobody_states() -> None:
+    words = ("model=28b", "nodes=1", "parallelism=zero3", "hardware=hccpnv4h", "training.seq_len=1024")
+    offered = {kind for change in changes_of(*words).changes for kind in change.kinds}
+    assert "optimizer on the host" in offered
+    without = changes_of(*words, "hardware.host_memory_gb_per_s=null").changes
+    assert not any("optimizer on the host" in change.kinds for change in without)
 
 
 def test_ranks_on_a_processor_can_be_fewer() -> None:

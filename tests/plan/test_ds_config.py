@@ -70,7 +70,9 @@ def test_what_is_reduced_beside_the_backward_pass(words: tuple[str, ...], overla
     assert plan_of(*words).ds_config["zero_optimization"]["overlap_comm"] is overlaps
 
 
-@pytest.mark.parametrize(("stage", "wanted"), [(0, (None, None)), (1, (False, True)), (2, (False, True)), (3, (None, None))])
+@pytest.mark.parametrize(
+    ("stage", "wanted"), [(0, (None, None)), (1, (False, True)), (2, (False, True)), (3, (None, None))]
+)
 def test_below_stage_3_a_bucket_is_reduced_where_it_is(stage: int, wanted: tuple[bool | None, bool | None]) -> None:
     config = plan_of(*ON_GPUS, f"parallelism.zero_stage={stage}").ds_config
     assert (config["zero_optimization"].get("reduce_scatter"), config.get("prescale_gradients")) == wanted

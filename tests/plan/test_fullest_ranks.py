@@ -55,6 +55,8 @@ def test_shares_by_hand() -> None:
     assert (third.whole, third.last_block) == (64 + 48 + 16 + 128, 1)
     assert last.whole == 128 + 64
     assert [share.is_one_piece for share in (first, second, third, last)] == [False] * 4
+    # Behind the blocks is the final norm: the last rank's vectors end with it, and no matrix of its own comes as early.
+    assert rank_share(parameters, 3, 4).last_matrix == (2, -1)
     # Of 16 ranks the first has 36 of the 40 of the table, and the second the other 4 and what follows.
     assert [rank_share(parameters, rank, 16).groups[0].is_one_piece for rank in range(4)] == [True, False, False, True]
     assert set(fullest_data_ranks(parameters, 4)) <= set(range(4))

@@ -29,6 +29,19 @@ def test_the_network_of_a_row(words: str, family: str, has_links: bool, expected
 
 
 @pytest.mark.parametrize(
+    ("words", "family", "gpus", "usual", "expected"),
+    [
+        ("", "H100", 4, 8, 200.0),
+        ("", "A100", 16, 8, 200.0),
+        ("", "GH200", 4, 4, 100.0),
+        ("network 84 Gb/s a node", "H100", 4, 8, 10.5),
+    ],
+)
+def test_usual_adapters_stand_beside_gpus(words: str, family: str, gpus: int, usual: int, expected: float) -> None:
+    assert network_of(words, family, True, gpus, usual).gb_per_s == expected
+
+
+@pytest.mark.parametrize(
     ("gpu", "gpus_per_node"), [("H100", 8), ("GH200", 4), ("MI250X", 4), ("MI250X GCD", 8), ("Max 1550 tile", 12)]
 )
 def test_gpus_of_a_node_that_a_row_does_not_state(gpu: str, gpus_per_node: int) -> None:

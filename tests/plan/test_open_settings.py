@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 
+from hpctrain.config.calibration import PartKind
 from hpctrain.config.compose import compose_points
 from hpctrain.config.schema import ActivationCheckpointing, BatchRampConfig, Config, TrainingConfig
 from hpctrain.plan.memory.estimate import estimate_memory
@@ -55,7 +56,35 @@ CASES = {
 
 @pytest.mark.parametrize("words", CASES.values(), ids=CASES)
 def test_it_is_the_plainest_of_the_fastest_that_fit(words: str) -> None:
-    config = config_of(words)
+    check_choice(config_of(words))
+
+
+FACTORS: dict[str, dict[PartKind, float]] = {
+    "slow network": {"communication": 5.0},
+    "slow host": {"host": 5.0, "compute": 0.5},
+    "slow GPU": {"compute": 4.0, "communication": 0.3},
+}
+CALIBRATED = ("stage 2", "offload", "batch", "pipeline, batch", "fitted", "fitted, batch")
+
+
+@pytest.mark.parametrize("factors", FACTORS.values(), ids=FACTORS)
+@pytest.mark.parametrize("case", CALIBRATED)
+def test_factors_of_past_runs_choose_too(case: str, factors: dict[PartKind, float]) -> None:
+    config = config_of(CASES[case])
+    check_choice(dataclasses.replace(config, calibration=dataclasses.replace(CALIBRATION, factors=factors)))
+
+
+def test_a_slow_network_wants_more_tokens_for_each_exchange() -> None:
+    """Parameters are gathered once for a micro batch, however many tokens it has; what they cost is recomputation."""
+    config = config_of("model=28b parallelism=zero_cache nodes=4")
+    slow = dataclasses.replace(CALIBRATION, factors=FACTORS["slow network"])
+    plain, found = build_run_plan(config), build_run_plan(dataclasses.replace(config, calibration=slow))
+    assert plain.batch.micro_batch_size < found.batch.micro_batch_size
+    assert MODES.index(plain.activation_checkpointing) < MODES.index(found.activation_checkpointing)
+
+
+def check_choice(config: Config) -> None:
+    """Against whole plans one by one."""
     training = config.training
     chosen = build_run_plan(config)
     sizes = micro_batch_sizes(training, chosen.layout.data_parallel_degree, 128)
@@ -99,6 +128,21 @@ def test_a_form_without_a_micro_batch_is_as_fast_as_its_best_one() -> None:
     )
 
 
+def test_where_only_the_batch_bounds_it_the_plan_says_so() -> None:
+    """More sequences a step are another training, so that nobody but the user takes them."""
+    words = "model=175b parallelism=zero3 nodes=32 training.seq_len=512"
+    plan = build_run_plan(config_of(words))
+    told = "(with a tenth of the memory free); 8 is the most without a training.global_batch_size, since a step grows with it"
+    assert (
+        plan.assumptions[0]
+        == f"training.micro_batch_size not stated: 8, the fastest of 1, 2, 3, 4, 6, 8 as predicted {told}"
+    )
+    stated = build_run_plan(config_of(f"{words} training.global_batch_size=8192"))
+    assert stated.batch.micro_batch_size > 8
+    assert token_s(stated) < 0.9 * token_s(plan)
+    assert "is the most" not in stated.assumptions[0]
+
+
 def test_where_a_plainer_one_is_nearly_as_fast_it_says_so() -> None:
     plan = build_run_plan(config_of(CASES["fitted"]))
     (note, reason, *_) = plan.assumptions
@@ -140,16 +184,6 @@ def test_without_a_prediction_no_more_than_eight_are_taken() -> None:
         <= 8
         < build_run_plan(config_of(CASES["short, batch"])).batch.micro_batch_size
     )
-
-
-def test_factors_of_past_runs_choose_nothing() -> None:
-    """A run that goes on would have another batch once somebody has calibrated."""
-    config = config_of(CASES["fitted, full"])
-    plan = build_run_plan(config)
-    slow_host = dataclasses.replace(CALIBRATION, hardware=config.hardware.name, factors={"host": 40.0})
-    other = build_run_plan(dataclasses.replace(config, calibration=slow_host))
-    assert other.prediction != plan.prediction
-    assert (other.batch, other.activation_checkpointing) == (plan.batch, plan.activation_checkpointing)
 
 
 TRAINING = TrainingConfig("x", 1)

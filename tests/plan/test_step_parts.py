@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 
 from hpctrain.plan.flops import step_flops
-from hpctrain.plan.speed.software import HALF_RATE_DEPTH, HALF_RATE_OUTPUTS, SOFTWARE, UNALIGNED_SHARE
+from hpctrain.plan.speed.software import (
+    EAGER_SCORE_BYTES,
+    FLASH_2_ROW_COST,
+    HALF_RATE_DEPTH,
+    HALF_RATE_OUTPUTS,
+    LOSS_BYTES_PER_LOGIT,
+    SOFTWARE,
+    UNALIGNED_SHARE,
+    UNFUSED_ADAM_BYTES,
+    UNFUSED_LOSS_BYTES,
+    WAVE_SHARE,
+)
 from hpctrain.plan.speed.step_parts import Machine, Setup, block_efficiency, product_efficiency, step_parts
 from hpctrain.plan.stated.plain_shape import plain_shape
 
@@ -32,6 +43,7 @@ LOSSLESS = replace(
     hop_latency_s=0.0,
     zero_overlap=0.0,
 )
+FLASH_2 = replace(LOSSLESS, fused_attention=True, attention_share=0.725, attention_row_cost=FLASH_2_ROW_COST)
 
 
 def parts_of(software: Any = LOSSLESS, machine: Machine = MACHINE, **changes: Any) -> dict[str, float]:
@@ -77,6 +89,32 @@ def test_attention_in_memory_and_fused() -> None:
     fused = replace(LOSSLESS, fused_attention=True)
     assert parts_of(fused)["attention"] == pytest.approx(flops / 3 / 2 * 3.5 / 200e12)
     assert parts_of(fused, recomputation="full")["attention"] == pytest.approx(flops / 3 / 2 * 4.5 / 200e12)
+
+
+def test_rows_of_fused_attention_cost_whatever_their_length() -> None:
+    # At 0.725 of 200 TFLOP/s a row costs as much as 2.75 x 145 = 399 scores more: of 2,048 a fifth on top, of 32,768 1.2 %.
+    without, with_rows = replace(FLASH_2, attention_row_cost=0.0), FLASH_2
+    for seq_len, expected in ((2048, 1 + 398.75 / 2048), (32768, 1 + 398.75 / 32768)):
+        short, long = (parts_of(software, seq_len=seq_len)["attention"] for software in (without, with_rows))
+        assert long / short == pytest.approx(expected)
+
+
+def test_operators_that_are_kernels_of_their_own_pass_more_bytes() -> None:
+    # 3 passes of 32 heads, 2,048 x 2,048 scores, 4 sequences and 32 blocks: 27 bytes of each instead of 13.
+    scores = 3 * 32 * 2048**2 * 4 * 32
+    eager = parts_of(replace(LOSSLESS, score_bytes=EAGER_SCORE_BYTES))
+    assert eager["attention"] - parts_of()["attention"] == pytest.approx(14 * scores / 2000e9)
+    # Logits: 8,192 x 32,000, 54 bytes of each instead of 20.
+    eager = parts_of(replace(LOSSLESS, loss_bytes=UNFUSED_LOSS_BYTES))
+    fused = parts_of(replace(LOSSLESS, loss_bytes=LOSS_BYTES_PER_LOGIT))
+    assert eager["element-wise work"] - fused["element-wise work"] == pytest.approx(34 * 8192 * 32000 / 2000e9)
+
+
+def test_where_the_last_wave_alone_costs_small_products_lose_less() -> None:
+    # Half of 108 x 256 x 128 elements are 1.77e6: of a result of 33.55e6 they leave 0.950, where 5e6 leave 0.870.
+    wave = parts_of(replace(LOSSLESS, half_rate_share=WAVE_SHARE))["matrix work"]
+    expected = 1.58330 / (33.554 / 35.324 * 4096 / 4316) + 0.03221 / (262.14 / 263.91 * 4096 / 4316)
+    assert wave == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +214,23 @@ def test_sharded_within_the_node_only_gradients_cross_it() -> None:
     assert parts["gradient reduce-scatter"] == pytest.approx(inside + across)
 
 
+def test_states_sharded_within_the_node_below_stage_3() -> None:
+    # As above, but gradients alone cross the nodes, once a step, and updated parameters come from the node: 4 nodes of 8.
+    parts = parts_of(num_gpus=32, zero_stage=1, shard_within_node=True)
+    size = SHAPE.num_parameters * 2
+    across = 2 * 0.75 * (size / 8) / (200e9 / 8)
+    assert parts["gradient reduction"] == pytest.approx(2 * 7 / 8 * size / 300e9 + across)
+
+
+def test_stage_2_hides_its_reduction_in_each_backward_pass() -> None:
+    # 3 micro steps; half of each one's backward pass, two thirds of its compute, is beside a reduction.
+    half, slow = replace(LOSSLESS, gradient_overlap=0.5), replace(MACHINE, network_gb_per_s=20)
+    parts = parts_of(half, slow, num_gpus=32, zero_stage=2, num_micro_steps=3, micro_batch_size=1, seq_len=64)
+    compute = sum(parts[name] for name in ("matrix work", "attention", "element-wise work"))
+    once = 0.75 * SHAPE.num_parameters * 2 / 20e9
+    assert parts["gradient reduction"] == pytest.approx(4 * once - 0.5 * compute * 2 / 3)
+
+
 def test_a_second_partition_spares_the_network_all_gathers_but_the_first() -> None:
     size = SHAPE.num_parameters * 2
     inside, everywhere = 7 / 8 * size / 300e9, 0.75 * size / 200e9
@@ -200,10 +255,15 @@ def test_optimizer_on_the_gpu_and_on_the_cpu() -> None:
     held = SHAPE.num_parameters / 8
     gpu = parts_of(num_gpus=8, zero_stage=3)
     assert gpu["optimizer"] == pytest.approx(held * 30 / (2000e9 * 0.8))
+    unfused = parts_of(replace(LOSSLESS, adam_bytes=UNFUSED_ADAM_BYTES), num_gpus=8, zero_stage=3)
+    assert unfused["optimizer"] == pytest.approx(held * 120 / (2000e9 * 0.8))
     cpu = parts_of(num_gpus=8, zero_stage=3, offload_optimizer=True)
     # All eight ranks of the node share its memory's 400 GB/s, of which 0.16 can be used; 44 bytes of each parameter pass.
     assert cpu["optimizer on the CPU"] == pytest.approx(SHAPE.num_parameters * 44 / (400e9 * 0.16))
     assert "optimizer" not in cpu
+    # Hosts with wider vectors.
+    wide = parts_of(machine=replace(MACHINE, host_adam=1.9), num_gpus=8, zero_stage=3, offload_optimizer=True)
+    assert wide["optimizer on the CPU"] == pytest.approx(cpu["optimizer on the CPU"] / 1.9)
     # A quarter there, one after the other.
     partly = parts_of(num_gpus=8, zero_stage=3, offload_optimizer=True, offload_ratio=0.25)
     assert partly["optimizer"] == pytest.approx(0.75 * gpu["optimizer"])

@@ -119,12 +119,15 @@ def test_recomputation_and_more_nodes_cost_time() -> None:
             id="cpu",
         ),
         pytest.param(
-            ("model=llama3_8b", "nodes=2", "hardware=hgx_h200"),
+            ("model=llama3_8b", "nodes=2", "hardware=hgx_h200", "hardware.inter_node_gb_per_s=null"),
             "hardware=hgx_h200 does not state hardware.inter_node_gb_per_s",
             id="network",
         ),
         pytest.param(
-            ("model=llama3_8b", "nodes=1", "hardware=hgx_h200", "parallelism=zero3_offload"),
+            (
+                *("model=llama3_8b", "nodes=1", "hardware=hgx_h200", "parallelism=zero3_offload"),
+                "hardware.host_memory_gb_per_s=null",
+            ),
             "hardware=hgx_h200 does not state hardware.host_memory_gb_per_s",
             id="host-memory",
         ),
@@ -174,7 +177,7 @@ def test_block_inputs_on_the_host_need_a_stated_link() -> None:
 
 
 def test_one_node_needs_no_network() -> None:
-    speed = prediction_of("model=llama3_8b", "nodes=1", "hardware=hgx_h200")
+    speed = prediction_of("model=llama3_8b", "nodes=1", "hardware=hgx_h200", "hardware.inter_node_gb_per_s=null")
     assert speed.step_time_s > 0
 
 

@@ -219,7 +219,8 @@ def test_rows_of_another_width(cells: list[str], told: int) -> None:
         ),
         (
             ["a"],
-            "^rows.csv header: 35 columns are missing: source, .*; needed are layers or params_b or model; gpu[^\n]*$",
+            "^rows.csv header: the first line is no header, it has no column of a table: a; needed are layers or params_b"
+            r" or model; gpu[^\n]*$",
         ),
     ],
     ids=["missing", "misspelt", "twice", "planned", "capitals", "blanks", "other"],

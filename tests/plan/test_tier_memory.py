@@ -18,11 +18,14 @@ from hpctrain.plan.stated.memory_habits import (
     FAMILY_CONTEXT_GIB,
     HABITS,
     STUCK_HOLES,
+    of_fp16_megatron,
     of_hugging_face,
+    with_liger_kernels,
 )
 from hpctrain.plan.stated.plain_shape import plain_shape
-from hpctrain.plan.stated.rank_activations import block_bytes, loss_bytes
+from hpctrain.plan.stated.rank_activations import backward_bytes, block_bytes, loss_bytes
 from hpctrain.plan.stated.tier_memory import (
+    COPIES,
     FLAT,
     KEPT,
     OUTSIDE,
@@ -120,6 +123,36 @@ def test_a_gated_block_with_grouped_queries_by_hand() -> None:
     # Half of 4096 + 2·1024 + 2·14336 + 2·4096 results, attention's own and the block's input.
     half = 2048 * 2 * (4096 + 4096 + (4096 + 2048 + 28672 + 8192) / 2)
     assert block_bytes(setup, SOFTWARE["fsdp"], HABITS["fsdp"], "selective") == pytest.approx(half)
+
+
+def test_normed_queries_and_keys_are_kept_twice() -> None:
+    """Llama 3 8B: 4,096 and 1,024 elements a token more; not where attention's inputs are formed again."""
+    setup = setup_of(LLAMA)
+    for name, more in (("megatron", 4096 + 1024), ("fsdp", 4096 + 1024), ("fsdp_compiled", 0)):
+        habits = HABITS[name]
+        plain, normed = (
+            block_bytes(setup, SOFTWARE[name], replace(habits, normed_queries=value), "none") for value in (False, True)
+        )
+        assert normed - plain == pytest.approx(2048 * 2 * more)
+
+
+def test_a_block_of_hugging_face_and_of_liger_by_hand() -> None:
+    """Llama 3 8B: norms keep an fp32 input and what they gave before the weight; Liger's keep their 16-bit input, and neither the
+    gate's SiLU nor new gradients of gate and up."""
+    setup, software = setup_of(LLAMA), SOFTWARE["deepspeed"]
+    hugging = of_hugging_face(HABITS["deepspeed"])
+    liger = with_liger_kernels(hugging)
+    kept = [block_bytes(setup, software, habits, "none") / 2048 for habits in (hugging, liger)]
+    assert kept == pytest.approx(
+        [(8 * 4096 + 2 * 5120 + 4 * 14336) * 2 + 128, (4 * 4096 + 2 * 5120 + 3 * 14336) * 2 + 128]
+    )
+    passed_back = [backward_bytes(setup, software, habits) / 2048 for habits in (hugging, liger)]
+    assert passed_back == pytest.approx([(2 * 14336 + 4096) * 2, (14336 + 4096) * 2])
+    # No logits, but the output matrix's gradient: the sum and a product in 16 bits, and the product in fp32.
+    assert loss_bytes(setup, liger) == 128256 * 4096 * 8
+    assert loss_bytes(setup_of(LLAMA, tensor_degree=4), liger) == 128256 * 4096 * 2
+    gpt = [block_bytes(setup_of(), software, habits, "none") for habits in (HABITS["deepspeed"], hugging)]
+    assert gpt[0] == gpt[1]
 
 
 @pytest.mark.parametrize(
@@ -294,7 +327,7 @@ def test_stage_1_of_2022_keeps_no_bucket_and_copies_one_in_the_step() -> None:
         for name, stage in (("megatron_deepspeed_2022", 2), ("megatron_deepspeed_2022", 1))
     )
     assert [(term.num_bytes, term.phase) for term in kept] == [(2 * 2 * 5e8, KEPT)]
-    assert [(term.num_bytes, term.phase) for term in copied] == [(2 * 5e8, STEP)]
+    assert [(term.num_bytes, term.phase) for term in copied] == [(2 * 5e8, COPIES)]
 
 
 @pytest.mark.parametrize(("stage", "pieces"), [(0, None), (1, 16), (2, 16), (3, None)])
@@ -302,7 +335,7 @@ def test_a_list_is_gathered_into_a_flat_copy_of_a_bucket(stage: int, pieces: int
     """8.03e9 parameters in buckets of 5e8 are 16 equal pieces."""
     memory = memory_of("megatron_deepspeed_2022", setup_of(LLAMA, zero_stage=stage))
     copied = [term for term in memory.terms if term.name == "gathered list"]
-    assert [term.phase for term in copied] == ([] if pieces is None else [STEP])
+    assert [term.phase for term in copied] == ([] if pieces is None else [COPIES])
     assert sum(term.num_bytes for term in copied) == pytest.approx(
         2 * LLAMA.num_parameters / (pieces or math.inf), abs=1
     )
@@ -383,6 +416,29 @@ def test_readings_of_the_same_peak() -> None:
     # Where memory is short the cache gives way, but not what must be there.
     assert memory.read_bytes("device", tight) == 35 * GIB
     assert memory.read_bytes("device", 20.0 * GIB) == pytest.approx(memory.needed_bytes)
+
+
+def test_a_step_in_pieces_takes_the_place_of_the_pass() -> None:
+    sizes = {FLAT: 6 * GIB, WORKING: 12 * GIB, STEP: 5 * GIB}
+    memory = TierMemory(0, tuple(RankTerm(phase, size, "gpu", "", phase) for phase, size in sizes.items()), 8)
+    assert memory.read_bytes("reserved", None) == 23 * GIB
+    in_pieces = replace(memory, step_in_pieces=True)
+    assert in_pieces.read_bytes("reserved", None) == 18 * GIB
+    assert replace(in_pieces, terms=memory.terms[::2]).read_bytes("reserved", None) == 11 * GIB
+    assert in_pieces.needed_bytes == memory.needed_bytes
+
+
+def test_megatron_in_fp16_against_its_log() -> None:
+    """GPT-2 345M, four A800, data parallel, micro batch 1 (Megatron-LM's example, July 2023): 8,697 MiB allocated at most, 8,786
+    reserved. 16 bytes of 354.9e6 are 5.29 GiB; in bf16 gradients would take 2 more."""
+    shape = plain_shape(24, 1024, 50304, num_heads=16, max_seq_len=1024)
+    setup = Setup(shape, 1024, 1, 2, 4, recomputation="none")
+    habits = of_fp16_megatron(HABITS["megatron"])
+    memory = tier_memory(setup, replace(SOFTWARE["megatron"], fused_attention=False), habits)
+    assert sum(term_bytes(memory, name) for name in STATE_NAMES) == pytest.approx(16 * shape.num_parameters, abs=8)
+    assert term_bytes(memory, "optimizer step") == pytest.approx(4 * shape.num_parameters, abs=4)
+    assert memory.allocated_bytes / GIB == pytest.approx(8697 / 1024, rel=0.02)
+    assert memory.read_bytes("reserved", None) / GIB == pytest.approx(8786 / 1024, rel=0.03)
 
 
 REHEARSED = [

@@ -133,9 +133,12 @@ def test_attention_on_gpus_that_its_fused_kernels_leave_out() -> None:
 
 @pytest.mark.parametrize(
     ("notes", "traffic"),
-    [("FSDP", 1.9), ("HF Trainer, FSDP", 3.5), ("HF Trainer, FSDP, liger", 1.9), ("HF Trainer", 3.5)],
+    [
+        *[("FSDP", 3.5), ("FSDP, torch.compile", 1.14), ("FSDP, no torch.compile", 3.5), ("MPT, mosaic, FSDP", 1.9)],
+        *[("HF Trainer, FSDP", 3.5), ("HF Trainer, FSDP, liger", 1.9), ("HF Trainer", 3.5)],
+    ],
 )
-def test_eager_blocks_of_hugging_face(notes: str, traffic: float) -> None:
+def test_blocks_that_nothing_fuses(notes: str, traffic: float) -> None:
     assert find_trainer("somebody", notes, "bf16", 3, gpu="A100").software.element_traffic == traffic
 
 
@@ -172,7 +175,7 @@ def test_bf16_of_megatron_deepspeed_accumulates_in_fp32() -> None:
     assert (fp16.gradient_bytes, fp16.step_bytes) == (2, 6)
     # A gradient of the pass (2) beside its sum (4), and no second copy in the step.
     assert (bf16.gradient_bytes, bf16.step_bytes, bf16.cast_gradients) == (6, 0, True)
-    before = find_trainer("BigScience", "gradients in bf16 before DeepSpeed's BF16 optimizer", "bf16", 1).habits
+    before = find_trainer("BigScience", "table bf16; 2022-02-17", "bf16", 1).habits
     assert before == fp16
 
 
@@ -194,19 +197,103 @@ def test_torchtitan_saves_every_second_product_unless_it_chooses_blocks() -> Non
     assert [trainer.chooses_blocks for trainer in (op, layer, other)] == [False, False, True]
 
 
-def test_torchtitan_compiles_its_loss_since_2025() -> None:
+def test_torchtitan_compiles_its_loss_since_april_2025() -> None:
     words = "FSDP + torch.compile"
-    before, since = (
+    *before, since = (
         find_trainer("torchtitan", words, "bf16", 3, ref=f"benchmarks/llama3_{date}_torchtitan.md").habits
-        for date in ("h100_202412", "8b_h200_2025-06")
+        for date in ("h100_202412", "2025-01-15", "202503", "8b_h200_2025-06")
     )
-    assert (before.loss_bytes, before.split_loss_bytes) == (12, 16)
+    assert [(habits.loss_bytes, habits.split_loss_bytes) for habits in before] == 3 * [(12, 16)]
     assert (since.loss_bytes, since.split_loss_bytes) == (4, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "has_kernels"),
+    [
+        ("Liger-Kernel", True),
+        ("with liger", True),
+        ("no Liger", False),
+        ("without liger", False),
+        ("w/o Liger kernels", False),
+    ],
+)
+def test_ligers_kernels_are_in_blocks_and_loss(words: str, has_kernels: bool) -> None:
+    habits = find_trainer("HF Trainer", words, "bf16", 3).habits
+    assert (habits.gate_in_place, habits.gated_tensors) == ((True, 3) if has_kernels else (False, 4))
+    assert (habits.gated_norm_copies, habits.output_gradient_bytes) == ((0, 8) if has_kernels else (4, 0))
+
+
+def test_megatron_deepspeed_gathers_in_place_since_2024() -> None:
+    kinds = [
+        find_trainer("Megatron-DeepSpeed", "", "fp16", 1, ref=ref, gpu="A100").habits
+        for ref in ("2023-11-30", "2024-04-21", "")
+    ]
+    assert [(habits.gather_bucket, habits.awaits_collectives) for habits in kinds] == [
+        (5e8, False),
+        (None, True),
+        (5e8, False),
+    ]
+
+
+def test_ml_engineering_hands_each_gpu_the_whole_model() -> None:
+    """Its benchmark has transformers' models and DeepSpeed's own settings, not the Trainer's."""
+    own, other = (
+        find_trainer(source, "Liger", "bf16", 3).habits
+        for source in ("ml-engineering (DeepSpeed)", "DeepSpeed, HF Trainer")
+    )
+    assert (own.whole_model_first, own.bucket_elements) == (True, 5e8)
+    assert (other.whole_model_first, other.bucket_elements) == (False, None)
+
+
+def test_collectives_are_awaited_but_on_v100() -> None:
+    """CUDA_LAUNCH_BLOCKING=1 in the tuning of BLOOM."""
+    waits = [
+        find_trainer(source, "", "fp16", 1).habits.awaits_collectives
+        for source in ("BigScience (V100 experiments)", "BigScience (BLOOM tuning)", "DeepSpeed", "Megatron-LM")
+    ]
+    assert waits == [False, True, True, True]
+
+
+def test_megatron_sums_in_fp16_what_is_in_fp16() -> None:
+    kinds = [find_trainer("Megatron-LM", "", precision, 1, gpu="A100").habits for precision in ("bf16", "fp16")]
+    assert [(habits.gradient_bytes, habits.step_bytes, habits.step_in_pieces) for habits in kinds] == [
+        (4, 0, False),
+        (2, 4, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "notes", "expected"),
+    [
+        ("Qwen3-4B", "", True),
+        ("Qwen 3 32B", "", True),
+        ("OLMo-2-7B", "", True),
+        ("Llama-like", "--qk-layernorm", True),
+        ("GPT", "QK norm", True),
+        ("Qwen2.5-3B", "", False),
+        ("Llama-3-8B", "RMSNorm", False),
+    ],
+)
+def test_models_that_norm_queries_and_keys(model: str, notes: str, expected: bool) -> None:
+    assert find_trainer("Megatron-LM", notes, "bf16", 1, model=model).habits.normed_queries is expected
 
 
 def test_nemo_reduces_gradients_as_they_are() -> None:
     nemo, megatron = (find_trainer(source, "", "bf16", 1).habits for source in ("NeMo 24.07", "Megatron-Core"))
     assert (nemo.gradient_bytes, megatron.gradient_bytes) == (2, 4)
+
+
+def test_megatron_bridge_reduces_in_fp32_but_where_its_speed_is_published() -> None:
+    kinds = [
+        find_trainer(source, "", "bf16", 1, ref=ref).habits
+        for source, ref in (
+            ("Megatron-Bridge 25.11", ""),
+            ("Megatron-Bridge", "docs/performance-summary.md"),
+            ("Megatron-Bridge", "course log"),
+        )
+    ]
+    assert [habits.gradient_bytes for habits in kinds] == [2, 2, 4]
+    assert {habits.loss_bytes for habits in kinds} == {4}
 
 
 def test_hugging_face_sets_the_buckets_and_shifts_the_logits() -> None:

@@ -58,11 +58,19 @@ _CASES = {
     "zero2": f"nodes=1 parallelism=zero2 {_FULL} parallelism.reduce_bucket_size=2000000",
     "zero2, optimizer on the host": f"nodes=1 parallelism=zero2 parallelism.offload_optimizer=cpu {_FULL}"
     " training.gradient_accumulation_steps=2",
+    "zero2, rank of the output matrix": f"nodes=1 parallelism=zero2 {_NONE}"
+    " model.tie_embeddings=false model.vocab_size=262144",
+    "zero2, optimizer on the host, rank of the output matrix": f"nodes=1 parallelism=zero2 {_NONE}"
+    " parallelism.offload_optimizer=cpu model.tie_embeddings=false model.vocab_size=262144",
     "ddp": f"nodes=1 parallelism=ddp {_FULL}",
     "zero1, last stage of four": f"nodes=1 parallelism=zero1 parallelism.pipeline_parallel_size=4 {_NONE}"
     " training.gradient_accumulation_steps=8",
 }
-_RANKS = {"zero1, last stage of four": 6}
+_RANKS = {
+    "zero2, rank of the output matrix": 7,
+    "zero2, optimizer on the host, rank of the output matrix": 7,
+    "zero1, last stage of four": 6,
+}
 
 
 def term_cases() -> Iterator[TermCase]:

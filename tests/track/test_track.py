@@ -55,11 +55,11 @@ def tracked_run(folder: Path, track: TrackConfig, **training: Any) -> RunPaths:
     return make_run(folder, config)
 
 
-def follow(run: RunPaths, attempt: int, first_step: int, records: list[StepRecord], ending: str, **env: str) -> str:
-    """Runs the process over one attempt, whose end comes when W&B, if it is on, has begun its run; returns what it printed."""
-    sizes = [str(path.stat().st_size if path.exists() else 0) for path in (run.steps, run.validations)]
+def started(run: RunPaths, attempt: int, first_step: int, **env: str) -> subprocess.Popen[str]:
+    """The process at the beginning of an attempt."""
+    sizes = [str(path.stat().st_size if path.is_file() else 0) for path in (run.steps, run.validations)]
     words = [sys.executable, "-W", "error::DeprecationWarning:hpctrain", "-m", "hpctrain.track", str(run.root)]
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [*words, str(attempt), str(first_step), *sizes],
         env=os.environ | {"PYTHONPATH": str(SOURCE)} | env,
         stdin=subprocess.PIPE,
@@ -67,6 +67,11 @@ def follow(run: RunPaths, attempt: int, first_step: int, records: list[StepRecor
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def follow(run: RunPaths, attempt: int, first_step: int, records: list[StepRecord], ending: str, **env: str) -> str:
+    """Runs the process over one attempt, whose end comes when W&B, if it is on, has begun its run; returns what it printed."""
+    process = started(run, attempt, first_step, **env)
     StepWriter(run.steps).append(records)
     ValidationFile(run.validations).append(ValidationRecord(1, attempt, records[-1].step, 1.8e9, 3.5, 16, 512, 0.25))
     # One that hides the package has a path of its own.
@@ -139,6 +144,22 @@ def test_records_of_one_file_wait_while_the_other_cannot_be_read(
             records.new_points()
     assert [point.step for point in records.new_points()] == [1, 2, 2]
     assert records.new_points() == []
+
+
+def test_a_file_that_cannot_be_read_at_the_end_is_looked_at_again(tmp_path: Path) -> None:
+    run = tracked_run(tmp_path, TrackConfig(tensorboard=True))
+    run.steps.mkdir()
+    process = started(run, 1, 1)
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write("completed\n")
+    process.stdin.flush()
+    assert "steps.jsonl" in process.stdout.readline()
+    run.steps.rmdir()
+    StepWriter(run.steps).append([step(1), step(2)])
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    assert len(read_tensorboard(run.tensorboard)["scalars"]["train/loss"]) == 2
 
 
 def test_secrets_reach_no_tracker(tmp_path: Path) -> None:

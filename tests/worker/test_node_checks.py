@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import resource
 from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
 
+import psutil
 import pytest
 
 from hpctrain.plan.run_plan import build_run_plan
+from hpctrain.record.paths import RunPaths
 from hpctrain.worker.end_reasons import RankEnvironmentError
 from hpctrain.worker.host_memory import HostMemory
-from hpctrain.worker.node_checks import cpu_warnings, memlock_warnings, memory_warnings
+from hpctrain.worker.node_checks import check_node, cpu_warnings, memlock_warnings, memory_warnings
 from tests.worker.run_folder import make_config
 from tests.worker.test_rank_env import SLURM, slurm
 
@@ -53,3 +57,15 @@ def test_a_plan_that_was_forced_is_warned_of_its_memory() -> None:
     assert [problem.key for problem in plan.problems] == ["memory.host"]
     (text,) = memory_warnings(plan, HostMemory(0, 2**28), "n1")
     assert "for this job, short by" in text
+
+
+def test_memory_that_cannot_be_read_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unread() -> NoReturn:
+        raise OSError("no /proc/meminfo")
+
+    monkeypatch.setattr(psutil, "virtual_memory", unread)
+    config, env = make_config(), replace(slurm(SLURM), rank=1, local_rank=0, node_name="n1")
+    check_node(RunPaths(tmp_path), config, build_run_plan(config), env)
+    assert "hpctrain: warning: node n1: its memory cannot be read" in capsys.readouterr().out

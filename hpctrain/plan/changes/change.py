@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from hpctrain.config.schema import Config
@@ -56,12 +57,13 @@ class Changes:
     """``parallelism=auto`` chose the form for this plan; what is told of a change is of the form that it chooses with it."""
 
 
-def overrides(config: Config, values: Values) -> tuple[str, ...]:
+def overrides(config: Config, values: Values, typed: Collection[str] = ()) -> tuple[str, ...]:
     """The values as they are typed behind what states the configuration; a shipped form of parallelism by its name.
 
     Args:
         config: of the refused plan.
         values: what is changed, by dotted key.
+        typed: keys that the command line states one by one: there they stand behind the name of a form, too.
     """
     words = tuple(f"{key}={_text(value)}" for key, value in values.items())
     per_node, before = config.hardware.gpus_per_node, config.parallelism
@@ -71,6 +73,7 @@ def overrides(config: Config, values: Values) -> tuple[str, ...]:
     of_form = [word for word in words if word.startswith("parallelism.") and not word.startswith(_BESIDE_THE_FORM)]
     if not of_form:
         return words
+    of_form = [word for word in of_form if word.partition("=")[0] not in typed]
     return (*after, *(word for word in words if word not in of_form))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from hpctrain.config.schema import Config
@@ -49,7 +49,9 @@ def is_short_of_memory(plan: RunPlan) -> bool:
     return "memory" in kinds and "config" not in kinds and is_of_plan
 
 
-def cheapest_changes(config: Config, plan: RunPlan, site: Site | None = None, limit: int = NUM_CHANGES) -> Changes:
+def cheapest_changes(
+    config: Config, plan: RunPlan, site: Site | None = None, limit: int = NUM_CHANGES, typed: Collection[str] = ()
+) -> Changes:
     """The cheapest changes, each of another kind, one of them on as many nodes as there are where there is such a one.
 
     Args:
@@ -57,10 +59,11 @@ def cheapest_changes(config: Config, plan: RunPlan, site: Site | None = None, li
         plan: refused; one that is not short of memory, or has other problems too, gets no changes.
         site: bounds the number of nodes; None: not asked.
         limit: changes at most.
+        typed: keys that the command line states, see ``overrides``.
     """
     if not is_short_of_memory(plan):
         return Changes((), 0)
-    search = _Search(config, plan, site)
+    search = _Search(config, plan, site, typed)
     found = search.all_changes(limit)
     # A choice that a run folder keeps is typed no more: it stays, whatever is changed.
     is_open = plan.choice is not None and any(key.startswith("parallelism.") for key in config.run.chosen)
@@ -83,7 +86,8 @@ def _offered(found: Sequence[Change], limit: int) -> tuple[Change, ...]:
 class _Search:
     """One refused plan."""
 
-    def __init__(self, config: Config, plan: RunPlan, site: Site | None) -> None:
+    def __init__(self, config: Config, plan: RunPlan, site: Site | None, typed: Collection[str]) -> None:
+        self._typed = typed
         batch = (MICRO, ACCUMULATION) if MICRO in config.run.chosen else ()
         chosen = {key: None for key in config.run.chosen if key in (*batch, CHECKPOINTING)}
         self._config = with_values(config, chosen)  # the plan may choose them anew
@@ -199,7 +203,7 @@ class _Search:
 
     def _add(self, of: Sequence[Lever], values: Values) -> bool:
         """Whether the whole plan has no problem with them; then they are a change."""
-        words = overrides(self._config, values)
+        words = overrides(self._config, values, self._typed)
         if words in self._values:
             return True
         plan = self.trials.plan(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hpctrain.config.schema import Config
@@ -19,13 +20,16 @@ _NOTED_SHARE = 0.25
 """Of a node's memory: where a run takes more, what is free there is told too."""
 
 
-def with_changes(config: Config, plan: RunPlan, site: Site | None = None) -> tuple[RunPlan, Changes | None]:
+def with_changes(
+    config: Config, plan: RunPlan, site: Site | None = None, words: Sequence[str] = ()
+) -> tuple[RunPlan, Changes | None]:
     """A plan as it is told alone: short of memory it comes with its changes, and its problems leave the fix to them.
 
     Args:
         config: what the plan was built from.
         plan: with or without problems.
         site: bounds the number of nodes; None: not asked.
+        words: overrides of the command line, behind which those of the changes are typed.
 
     Returns:
         The plan, and the changes; None: it is not short of memory, or other problems come first.
@@ -35,10 +39,14 @@ def with_changes(config: Config, plan: RunPlan, site: Site | None = None) -> tup
     problems = tuple(
         replace(each, fix=fix) if each.kind == "memory" and each.fix == ASK_THE_PLAN else each for each in plan.problems
     )
-    return replace(plan, problems=problems), cheapest_changes(config, plan, site) if is_short else None
+    typed = {word.lstrip("+~").partition("=")[0] for word in words}
+    changes = cheapest_changes(config, plan, site, typed=typed) if is_short else None
+    return replace(plan, problems=problems), changes
 
 
-def refusal(config: Config, plan: RunPlan, force: bool = False, site: Site | None = None) -> ConfigError:
+def refusal(
+    config: Config, plan: RunPlan, force: bool = False, site: Site | None = None, words: Sequence[str] = ()
+) -> ConfigError:
     """What is raised for a plan with problems: all of them, and the changes that make it fit.
 
     Args:
@@ -46,8 +54,9 @@ def refusal(config: Config, plan: RunPlan, force: bool = False, site: Site | Non
         plan: with problems.
         force: see ``--force``.
         site: bounds the number of nodes; None: not asked.
+        words: overrides of the command line.
     """
-    told, changes = with_changes(config, plan, site)
+    told, changes = with_changes(config, plan, site, words)
     problems = told.blocking_problems(force)
     if changes is None:
         return ConfigError(problems)

@@ -139,7 +139,10 @@ class Trials:
         """The plan of a whole configuration; None: it has a problem."""
         self._count(config)
         plan = build_run_plan(config)
-        if plan.problems or (self._site is not None and _is_beyond(self._site, plan, config)):
+        # A bandwidth that the refused plan lacks too is told with it; one more would be a new refusal.
+        known = {each.key for each in self.refused.problems if each.kind == "rate"}
+        is_refused = any(each.key not in known for each in plan.problems)
+        if is_refused or (self._site is not None and _is_beyond(self._site, plan, config)):
             return None
         plan = dataclasses.replace(plan, memory=self._corrected(plan.memory))
         return None if plan.memory.problems() else plan

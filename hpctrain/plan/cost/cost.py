@@ -77,7 +77,8 @@ def run_cost(
         options: from the command line.
         force: a plan that is short of memory by the estimate only is costed all the same.
     """
-    if problems := plan.blocking_problems(force):
+    # What only the prediction lacks is told below, since a measured step takes its place.
+    if problems := [each for each in plan.blocking_problems(force) if each.kind != "rate"]:
         keys = ", ".join(dict.fromkeys(problem.key for problem in problems))
         return None, f"the plan cannot run as it is ({keys})"
     if plan.payload != "train":

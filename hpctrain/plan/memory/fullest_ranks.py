@@ -23,18 +23,19 @@ def gpu_candidates(work: RankWork) -> tuple[int, ...]:
     if work.parallelism.zero_stage not in (1, 2):
         return (0,)
     ends = sorted({0, work.layout.pipeline_parallel_size - 1})
+    zero_stage, is_offloaded = work.parallelism.zero_stage, work.parallelism.offload_optimizer != "none"
     return tuple(
-        rank
-        for stage in ends
-        for rank in candidates_of_stage(work.shape, work.layout, work.parallelism.zero_stage, stage)
+        rank for stage in ends for rank in candidates_of_stage(work.shape, work.layout, zero_stage, stage, is_offloaded)
     )
 
 
-def candidates_of_stage(shape: ModelShape, layout: Layout, zero_stage: int, stage: int) -> tuple[int, ...]:
+def candidates_of_stage(
+    shape: ModelShape, layout: Layout, zero_stage: int, stage: int, is_offloaded: bool = False
+) -> tuple[int, ...]:
     """The same of one pipeline stage, from 0."""
     data_ranks: tuple[int, ...] = (0,)
     if zero_stage in (1, 2):
-        data_ranks = fullest_data_ranks(rank_parameters(shape, layout, stage), layout.zero_degree)
+        data_ranks = fullest_data_ranks(rank_parameters(shape, layout, stage), layout.zero_degree, is_offloaded)
     return tuple(_rank(layout, stage, data_rank) for data_rank in data_ranks)
 
 

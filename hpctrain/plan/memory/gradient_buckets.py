@@ -44,26 +44,38 @@ class BlockGradients(NamedTuple):
     behind: Gradients
     """Stage 3: at the height of the reductions behind the block's backward pass."""
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Collectives since the pass began: before the first matrix's gradient is handed over, then with each."""
+        return (self.reductions, *(self.reductions + at.reductions for at in self.at_matrix))
+
 
 @dataclass(frozen=True)
 class GradientFlow:
     """One backward pass."""
 
-    before: Gradients
-    """At the height of the reductions before the last block's turn: the output matrix and the final norm."""
+    starts: tuple[Gradients, ...]
+    """Before the last block's turn: when the gradients of the output matrix and of the final norm are handed over."""
     blocks: tuple[BlockGradients, ...]
     """From the last block to the first."""
     ends: tuple[Gradients, ...]
     """Behind the first block: when the tables' gradients are handed over, and when the bucket is emptied at last."""
 
     @property
+    def before(self) -> Gradients:
+        """The highest of the starts."""
+        return max(self.starts, key=lambda moment: moment.total)
+
+    @property
     def end(self) -> Gradients:
-        """The highest of these."""
+        """The highest of the ends."""
         return max(self.ends, key=lambda moment: moment.total)
 
 
 @functools.lru_cache(maxsize=64)
-def gradient_flow(parameters: RankParameters, bucket_size: int, num_ranks: int, zero_stage: int) -> GradientFlow:
+def gradient_flow(
+    parameters: RankParameters, bucket_size: int, num_ranks: int, zero_stage: int, is_cloned: bool = False
+) -> GradientFlow:
     """All blocks of one backward pass whose gradients are reduced as they come.
 
     Args:
@@ -71,17 +83,18 @@ def gradient_flow(parameters: RankParameters, bucket_size: int, num_ranks: int, 
         bucket_size: elements.
         num_ranks: that share the states.
         zero_stage: 1, 2 or 3.
+        is_cloned: a gradient that is larger than the bucket is copied when it is handed over, as below stage 3 with offload.
     """
-    bucket = _Bucket(bucket_size, num_ranks, zero_stage)
-    before = [bucket.hand_over(size) for size in (parameters.head, *parameters.final_norm)]
+    bucket = _Bucket(bucket_size, num_ranks, zero_stage, is_cloned)
+    starts = tuple(bucket.hand_over(size) for size in (parameters.head, *parameters.final_norm))
     blocks = tuple(_blocks(parameters, bucket, _leaf_block if zero_stage == 3 else _plain_block))
     ends = [bucket.hand_over(size) for size in (parameters.position_table, parameters.token_table)]
-    return GradientFlow(max(before, key=lambda moment: moment.total), blocks, (*ends, bucket.end()))
+    return GradientFlow(starts, blocks, (*ends, bucket.end()))
 
 
 @functools.lru_cache(maxsize=64)
 def reduced_at_the_end(parameters: RankParameters, bucket_size: int) -> tuple[int, int]:
-    """Stage 1 where nothing is reduced beside the backward pass: elements in storages of their own before and in the first collective.
+    """Stage 1, nothing reduced beside the backward pass: elements in storages of their own before and in the first collective.
 
     Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py (reduce_gradients), group after group.
 
@@ -112,8 +125,8 @@ class _Contents(NamedTuple):
 
 
 class _Bucket:
-    def __init__(self, size: int, num_ranks: int, zero_stage: int) -> None:
-        self._size, self._num_ranks, self._stage = size, num_ranks, zero_stage
+    def __init__(self, size: int, num_ranks: int, zero_stage: int, is_cloned: bool = False) -> None:
+        self._size, self._num_ranks, self._stage, self._is_cloned = size, num_ranks, zero_stage, is_cloned
         self.contents = _Contents()
         self.reductions = 0
 
@@ -137,6 +150,8 @@ class _Bucket:
         is_full = self.contents.num_members > 0 and self.contents.filled + numel > self._size
         flattened = self._empty() if is_full else 0
         num_members, filled, padded, kept = self.contents
+        if self._is_cloned and numel > self._size:
+            whole = max(whole, 2 * numel + others + kept)
         padded += math.ceil(numel / self._num_ranks) * self._num_ranks
         kept += numel if numel > self._size else 0
         self.contents = _Contents(num_members + 1, filled + numel, padded, kept)

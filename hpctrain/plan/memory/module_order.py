@@ -194,10 +194,10 @@ class ModuleOrder:
         """
         if step >= self.backward_from:
             return self._last_from - step
-        is_kept = bisect.bisect_left(
+        first_kept = bisect.bisect_left(
             range(self.num_blocks), True, key=lambda block: self.numel_to_turn(block) < reuse_distance
         )
-        return max(0, self.forward_from + is_kept - step)
+        return max(0, self.forward_from + first_kept - step)
 
     def skip(self, step: int, num_steps: int) -> int:
         """Takes the blocks that are there for those visited so many steps later; returns by how many blocks.

@@ -64,7 +64,7 @@ def with_tiers(config: Config, shape: ModelShape, layout: Layout) -> tuple[Confi
     """Where states are kept, filled in (NVMe path, offload ratio, sub-group size), and what was chosen for that.
 
     Args:
-        config: whose micro batch and recomputation are stated; a fitted ratio is the smallest that goes with them.
+        config: whose micro batch and recomputation are stated where a ratio is fitted, the smallest that goes with them.
         shape: of its model.
         layout: of its ranks.
     """

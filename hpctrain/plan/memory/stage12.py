@@ -7,6 +7,7 @@ kernels and libraries take for themselves.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Hashable
 from itertools import accumulate
 from typing import NamedTuple
@@ -15,15 +16,37 @@ from hpctrain.plan.ds_config import overlaps_reduction, reduce_bucket_elements
 from hpctrain.plan.layout import RankPlace
 from hpctrain.plan.memory.adam_scratch import adam_scratch
 from hpctrain.plan.memory.decoder_activations import DecoderActivations
-from hpctrain.plan.memory.gradient_buckets import BlockGradients, GradientFlow, gradient_flow, reduced_at_the_end
+from hpctrain.plan.memory.gradient_buckets import (
+    BlockGradients,
+    GradientFlow,
+    Gradients,
+    gradient_flow,
+    reduced_at_the_end,
+)
 from hpctrain.plan.memory.pipeline_buffers import micro_batches_in_flight, pipeline_buffers
 from hpctrain.plan.memory.stage12_shares import rank_share
 from hpctrain.plan.memory.terms import Amounts, Height, MemoryPhase, Pinned, RankMemory, added, in_pieces, total
 from hpctrain.plan.rank_parameters import RankParameters
 from hpctrain.plan.rank_work import RankWork
 
-_FP32 = 4
+_FP32, _FP64 = 4, 8
 _PIPELINE = "pipeline buffers"
+
+
+class _Arrivals(NamedTuple):
+    """Which collectives, counted from 1, bring gradients of the rank's share."""
+
+    first: int
+    last: int
+    """Of what does not stay; else no matter."""
+    stay: bool
+    """What they bring is kept; else it is there while one of them is dealt with."""
+
+    def are_there(self, *counts: int) -> tuple[bool, ...]:
+        """Whether some are at each moment but the first, by how many collectives there were up to it."""
+        if self.stay:
+            return tuple(now >= self.first for now in counts[1:])
+        return tuple(before < min(now, self.last) and now >= self.first for before, now in itertools.pairwise(counts))
 
 
 class _BlockMoment(NamedTuple):
@@ -31,7 +54,7 @@ class _BlockMoment(NamedTuple):
 
     gradients: BlockGradients
     has_arrived: tuple[bool, ...]
-    """A gradient of the rank's share has been reduced: before the first matrix's is handed over, then behind each."""
+    """Something of the rank's share is there: before the first matrix's gradient is handed over, then behind each."""
     blocks: tuple[int, ...]
     """The two highest of them: the higher the block the more is kept of those before it, but for the last where block inputs
     wait on the host."""
@@ -183,32 +206,64 @@ class _Stage12:
         # In a pipeline the table of the first stage and that of the last are two parameters.
         tied = output if parameters.is_tied and self._num_stages == 1 else 0
         reduced = not self._keeps_whole
-        flow = gradient_flow(parameters, self._bucket, self._degree, self._stage)
+        flow = gradient_flow(parameters, self._bucket, self._degree, self._stage, self._on_host)
+        matrices, arrived_bytes = parameters.block_matrices[::-1], self._arrived_bytes
+        arrivals = self._arrivals(flow)
         if reduced and self._has_loss:
-            # The output matrix's gradient is handed over with those of the last norm.
-            whole = width * (tied + flow.before.whole)
-            height.offer(*at_loss, activations.block_input, pipe.at_loss, accumulated, whole, buckets)
-        matrices, first = parameters.block_matrices[::-1], self._of_rank.last_matrix
+            self._offer_starts(height, flow.starts, arrivals, tied)
         # Gradients that wait are there throughout a block's pass, so that its height is the same one in all blocks.
         inside = max(activations.block_heights(), key=lambda each: each.num_bytes + width * matrices[each.matrix])
-        arrivals, of_others, arrived_bytes = activations.arrival_heights(), self._of_others, self._arrived_bytes
-        for moment in _block_moments(parameters, self._bucket, self._degree, self._stage, first):
+        of_matrices, of_others = activations.arrival_heights(), self._of_others
+        for moment in _block_moments(parameters, self._bucket, self._degree, self._stage, arrivals):
             gradients, kept = moment.gradients, of_others + max(map(activations.kept_before, moment.blocks))
             arrived = [accumulated + (arrived_bytes if has_arrived else 0) for has_arrived in moment.has_arrived]
             whole = width * (tied + gradients.waiting + matrices[inside.matrix])
             height.offer(kept, inside.num_bytes, 0, pipe.in_backward, arrived[inside.matrix], whole, buckets)
             if reduced:
-                for at, reached, num_bytes in zip(gradients.at_matrix, arrived[1:], arrivals, strict=True):
+                for at, reached, num_bytes in zip(gradients.at_matrix, arrived[1:], of_matrices, strict=True):
                     height.offer(kept, num_bytes, 0, pipe.in_backward, reached, width * (tied + at.whole), buckets)
-        before = _reductions_before(flow, first)
-        ends = [accumulated + (arrived_bytes if moment.reductions > before else 0) for moment in flow.ends]
+        there = arrivals.are_there(flow.blocks[-1].counts[-1], *(end.reductions for end in flow.ends))
+        ends = [accumulated + (arrived_bytes if is_there else 0) for is_there in there]
+        if there[-1]:
+            ends[-1] = accumulated + self._arrived_at_last
         # A tied table's gradient as the output matrix, that as the table, and their sum.
         table = width * max(3 * tied, parameters.token_table)
-        height.offer(0, activations.block_input, 0, pipe.at_end, ends[0], table, buckets)
+        stays = ends[0] if arrivals.stay else accumulated
+        height.offer(0, activations.block_input, 0, pipe.at_end, stays, table, buckets)
         if self._num_stages == 1:
-            for moment, reached in zip(flow.ends, ends, strict=True):
-                height.offer(0, activations.block_input, 0, 0, reached, width * moment.whole, buckets)
+            for end, reached in zip(flow.ends, ends, strict=True):
+                height.offer(0, activations.block_input, 0, 0, reached, width * end.whole, buckets)
         return height
+
+    def _arrivals(self, flow: GradientFlow) -> _Arrivals:
+        share = self._of_rank
+        if not self._on_host:
+            return _Arrivals(_reductions_before(flow, share.last_matrix) + 1, 0, True)
+        # Vectors are left out: what is copied of them is little beside a matrix.
+        last, first = (
+            (share.matrices.last_block, share.matrices.last_parameter),
+            (share.matrices.first_block, share.matrices.first_parameter),
+        )
+        return _Arrivals(_reductions_before(flow, last) + 1, _reductions_before(flow, first) + 1, False)
+
+    def _offer_starts(self, height: Height, starts: tuple[Gradients, ...], arrivals: _Arrivals, tied: int) -> None:
+        """When the gradients of the output matrix and of the final norm are handed over.
+
+        Args:
+            height: of the backward pass.
+            starts: these moments.
+            arrivals: of the rank's share.
+            tied: elements of the output matrix's gradient that waits for that of the table; 0: they are not one parameter.
+        """
+        activations, kept = self._activations, self._kept_with(self._parameters.num_blocks - 1)
+        # What the output matrix and the norm read is gone when the norm's gradients are there.
+        there = arrivals.are_there(0, *(start.reductions for start in starts))
+        for start, inside, is_there in zip(starts, (activations.ends, 0, 0), there, strict=False):
+            if not start.whole:  # the output matrix is no parameter of its own
+                continue
+            reached = self._accumulated + (self._arrived_bytes if is_there else 0)
+            moment = (kept, inside, activations.block_input, self._pipe.at_loss)
+            height.offer(*moment, reached, self._width * (tied + start.whole), self._buckets)
 
     def _backward_height(self) -> Height:
         return Height(
@@ -249,8 +304,21 @@ class _Stage12:
 
     @property
     def _arrived_bytes(self) -> int:
-        """Reduced gradients of the rank's share: a buffer that is made when the first of them comes."""
-        return 0 if self._on_host or self._keeps_whole else self._width * self._whole
+        """Reduced gradients of the rank's share: a buffer that is made when the first of them comes.
+
+        With the optimizer on the host each goes there when it comes, and is copied to fp64 for its norm. Source:
+        set_norm_for_param_grad_in_gpu.
+        """
+        if self._keeps_whole:
+            return 0
+        return _FP64 * self._of_rank.matrices.largest_part if self._on_host else self._width * self._whole
+
+    @property
+    def _arrived_at_last(self) -> int:
+        """The same when the bucket with the token table's gradient is emptied."""
+        if self._keeps_whole or not self._on_host:
+            return self._arrived_bytes
+        return max(self._arrived_bytes, _FP64 * self._of_rank.matrices.table_part)
 
     def _step(self) -> Amounts:
         """Per group: the gradients flattened, if they are in pieces, and in fp32, with the optimizer's scratch."""
@@ -318,7 +386,7 @@ class _Stage12:
 
 @functools.lru_cache(maxsize=256)
 def _block_moments(
-    parameters: RankParameters, bucket: int, degree: int, stage: int, first_matrix: tuple[int, int]
+    parameters: RankParameters, bucket: int, degree: int, stage: int, arrivals: _Arrivals
 ) -> tuple[_BlockMoment, ...]:
     """From the last block to the first, those that are alike once.
 
@@ -327,15 +395,15 @@ def _block_moments(
         bucket: elements in which gradients are reduced.
         degree: ranks that share the states.
         stage: 1 or 2.
-        first_matrix: whose gradient reaches this rank's share first, see ``RankShare.last_matrix``.
+        arrivals: of the rank's share; what does not stay is of an optimizer on the host.
     """
-    flow = gradient_flow(parameters, bucket, degree, stage)
-    before = _reductions_before(flow, first_matrix)
+    flow = gradient_flow(parameters, bucket, degree, stage, not arrivals.stay)
     found: dict[Hashable, _BlockMoment] = {}
+    before = flow.starts[-1].reductions
     for number, gradients in enumerate(flow.blocks):
         block = parameters.num_blocks - 1 - number
-        since = (0, *(at.reductions for at in gradients.at_matrix))
-        has_arrived = tuple(gradients.reductions + each > before for each in since)
+        has_arrived = arrivals.are_there(before, *gradients.counts)
+        before = gradients.counts[-1]
         key = (gradients.waiting, gradients.at_matrix, has_arrived)
         known = found.get(key)
         blocks = (block,) if known is None else tuple(sorted({*known.blocks, block})[-2:])
@@ -347,7 +415,11 @@ def _reductions_before(flow: GradientFlow, first_matrix: tuple[int, int]) -> int
     """Collectives before the one that brings the first gradient of a share."""
     block, matrix = first_matrix
     if block < 0:
-        return flow.ends[0].reductions
+        # The token table comes last, behind the table of positions.
+        return flow.ends[1 if matrix == 0 else 0].reductions
+    if block == len(flow.blocks):
+        # The output matrix, or the final norm alone.
+        return flow.starts[0 if matrix >= 0 else 1].reductions
     gradients = flow.blocks[-1 - block]
     # From the last matrix to the first, then the vectors.
-    return gradients.reductions + gradients.at_matrix[-1 - max(matrix, 0)].reductions
+    return gradients.counts[-1 - max(matrix, 0)]

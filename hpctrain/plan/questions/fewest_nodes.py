@@ -52,6 +52,8 @@ class _Counts:
             try:
                 self._known[nodes] = outcome_of(self._plan_of(dataclasses.replace(self._config, nodes=nodes)))
             except ConfigError as error:
+                if any(problem.kind == "rate" for problem in error.problems):
+                    raise  # no count of nodes mends it
                 self._known[nodes] = error
         found = self._known[nodes]
         return None if isinstance(found, ConfigError) else found
@@ -82,7 +84,7 @@ def fewest_nodes(
         open_keys: what ``plan_of`` chooses anew for each count, of ``Point.open_keys``.
 
     Raises:
-        ConfigError: the first counts all break a rule other than that of memory, or no count is possible.
+        ConfigError: the first counts all break a rule other than that of memory, a bandwidth is missing, or no count is possible.
     """
     counts, found = possible_counts(config, max_nodes, open_keys), _Counts(config, plan_of)
     if not counts:

@@ -6,25 +6,27 @@ from collections.abc import Sequence
 
 from hpctrain.config.schema import Config
 from hpctrain.errors import Problem
+from hpctrain.plan.auto.form_name import form_words
 from hpctrain.plan.model_shape import resolve_model_shape
 from hpctrain.plan.questions.fewest_nodes import FewestNodes
 from hpctrain.plan.questions.largest import LargestModel
 from hpctrain.plan.questions.micro_batch import BestMicroBatch
 from hpctrain.plan.questions.outcome import Outcome
-from hpctrain.text_table import MISSING, aligned
+from hpctrain.text_table import MISSING, folded
 from hpctrain.units import counted, gib, number_ranges, short_count
 
 _SPEEDS_NOTE = "memory is an estimate by closed rules, speeds are predictions; neither is measured"
 _MEMORY_NOTE = "memory is an estimate by closed rules, not measured"
 
 
-def render_largest(answer: LargestModel, config: Config, trainer: str = "") -> str:
+def render_largest(answer: LargestModel, config: Config, trainer: str = "", width: int | None = None) -> str:
     """The text that ``plan --largest`` prints.
 
     Args:
         answer: of the question.
         config: what was asked of.
         trainer: whose rules of memory were taken; empty: our own worker's.
+        width: columns of the terminal, to which a wide table is folded; None: a file or pipe.
     """
     rows = [
         ("a tenth free", answer.with_headroom),
@@ -44,7 +46,7 @@ def render_largest(answer: LargestModel, config: Config, trainer: str = "") -> s
     of_trainer = f", by the memory of {trainer}" if trainer else ""
     parts = [
         f"largest model of this width on {_place(config)}{of_trainer}: {found}\n{_width(config)}",
-        aligned([header, *cells]),
+        folded([header, *cells], _NUM_KEYS, width),
         "\n".join(
             [
                 *_binding_lines(answer),
@@ -93,8 +95,8 @@ def _notes(outcome: Outcome, config: Config, text: str = _SPEEDS_NOTE) -> list[s
     return [*(f"note: {name} is not stated, so that memory bounds nothing" for name in unknown), f"note: {text}"]
 
 
-def render_nodes(answer: FewestNodes, config: Config) -> str:
-    """The text that ``plan --fewest-nodes`` prints."""
+def render_nodes(answer: FewestNodes, config: Config, width: int | None = None) -> str:
+    """The text that ``plan --fewest-nodes`` prints; ``width`` as of ``render_largest``."""
     fewest = answer.fewest
     rows = [row for row in (answer.nearest, fewest, *answer.more) if row is not None]
     if fewest is not None:
@@ -122,7 +124,7 @@ def render_nodes(answer: FewestNodes, config: Config) -> str:
     if fewest is None and answer.nearest is not None:
         lines += [f"nodes={answer.nearest.nodes}: {_shortage(problem)}" for problem in answer.nearest.short]
     lines += _notes(rows[0], config, f"{_SPEEDS_NOTE}; GPU-hours are of steps alone")
-    return "\n\n".join([f"{head}: {found}", aligned([header, *cells]), "\n".join(lines)]) + "\n"
+    return "\n\n".join([f"{head}: {found}", folded([header, *cells], _NUM_KEYS, width), "\n".join(lines)]) + "\n"
 
 
 def _headroom(outcome: Outcome) -> str:
@@ -138,19 +140,33 @@ def _nodes_mark(row: Outcome, fewest: Outcome | None) -> str:
     return "too few" if fewest is None or row.nodes < fewest.nodes else _mark(row, None)
 
 
-def render_micro_batches(answer: BestMicroBatch, config: Config) -> str:
-    """The text that ``plan --best-micro-batch`` prints."""
+def render_micro_batches(answer: BestMicroBatch, config: Config, width: int | None = None) -> str:
+    """The text that ``plan --best-micro-batch`` prints; ``width`` as of ``render_largest``."""
     best = answer.best
     header = ["", *_LOAD_HEADER, *_FREE_HEADER]
     cells = [[_mark(row, best), *_load_cells(row), *_free_cells(row)] for row in answer.rows]
     found = "none fits" if best is None else f"{best.micro_batch_size}, {answer.why}"
     head = f"best micro batch of {config.model.name} on {_place(config)}, {answer.rows[0].parallelism}: {found}"
-    lines = [f"ends there: {answer.ends_by}"]
+    lines = [] if best is None else [f"plan it with {' '.join(_words_of(best, config))}"]
+    lines += [f"ends there: {answer.ends_by}"]
     lines += [f"micro batch {answer.rows[-1].micro_batch_size}: {_shortage(each)}" for each in answer.rows[-1].short]
     if config.training.global_batch_size is None:
         lines.append("note: no global batch is stated, so a step has more tokens with a larger micro batch")
     lines += _notes(answer.rows[0], config)
-    return "\n\n".join([head, aligned([header, *cells]), "\n".join(lines)]) + "\n"
+    return "\n\n".join([head, folded([header, *cells], _NUM_KEYS, width), "\n".join(lines)]) + "\n"
+
+
+def _words_of(best: Outcome, config: Config) -> list[str]:
+    """What states the micro batch, and the form that was chosen before it was varied: with it another one could be chosen."""
+    words = list[str]()
+    if any(key.startswith("parallelism.") for key in config.run.chosen):
+        words += form_words(config.parallelism, config.hardware.gpus_per_node)
+    if config.training.offload_activations:  # goes with a stated recomputation alone
+        of_inputs = {"offload_activations": "true", "activation_checkpointing": best.activation_checkpointing}
+        words += [
+            f"training.{name}={value}" for name, value in of_inputs.items() if f"training.{name}" in config.run.chosen
+        ]
+    return [*words, f"training.micro_batch_size={best.micro_batch_size}"]
 
 
 def _mark(row: Outcome, best: Outcome | None) -> str:
@@ -161,6 +177,8 @@ def _mark(row: Outcome, best: Outcome | None) -> str:
     return "" if row.has_headroom else "below a tenth free"
 
 
+_NUM_KEYS = 2
+"""What a line is, and the number that is asked for: they come first in every table."""
 _LOAD_HEADER = ("MICRO BATCH", "ACCUM.", "GLOBAL BATCH", "RECOMPUTED", "STEP S", "TOKENS/S")
 _FREE_HEADER = ("GPU FREE", "HOST FREE")
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from hpctrain.plan.auto.alternatives import Alternative, AutoChoice
-from hpctrain.text_table import MISSING, aligned
+from hpctrain.text_table import MISSING, folded
 from hpctrain.units import gib
 
+_INDENT = "  "
 _HEADER = ("form", "micro", "accum.", "recomputation", "step s", "tokens/s", "free a GPU", "why")
 
 
-def render_choice(choice: AutoChoice) -> str:
-    """A line for each, the choice first, then what they have in common and how to take another one."""
+def render_choice(choice: AutoChoice, width: int | None = None) -> str:
+    """A line for each, the choice first, then what they have in common and how to take another one.
+
+    Args:
+        choice: of a plan.
+        width: columns of the terminal, to which the table is folded; None: a file or pipe.
+    """
     rows = [_HEADER, *map(_cells, choice.alternatives)]
     second = next((found for found in choice.alternatives[1:] if found.fits), None)
     lines = [f"parallelism, the choice among {choice.num_considered:,} (predictions, not measured)"]
-    lines += [f"  {line}" for line in aligned(rows).splitlines()]
+    table = folded(rows, 1, None if width is None else width - len(_INDENT))
+    lines += [f"{_INDENT}{line}".rstrip() for line in table.splitlines()]
     if choice.held_equal:
         lines.append(f"  held equal: {choice.held_equal}")
     if second is not None:

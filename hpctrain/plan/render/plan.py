@@ -14,17 +14,22 @@ from hpctrain.plan.run_plan import RunPlan
 from hpctrain.units import counted, duration_in_words, parse_slurm_time, short_count
 
 
-def render_plan(plan: RunPlan, python: str) -> str:
+def render_plan(plan: RunPlan, python: str, width: int | None = None) -> str:
     """All of the plan: assumptions first, then shapes, memory, speed, runner-ups, batch script, DeepSpeed JSON, problems last.
 
     Of an impossible plan its problems alone, of a launch check what it asks for.
+
+    Args:
+        plan: to be shown.
+        python: interpreter for the batch script.
+        width: columns of the terminal, to which the table of runner-ups is folded; None: a file or pipe.
     """
     if plan.is_impossible:
         return _impossible(plan)
     trains = plan.payload == "train"
     parts = ["\n".join(render_notes(plan)), _facts(plan) if trains else _check_facts(plan)]
     if trains:
-        parts += [render_memory(plan), _speed(plan), _choice(plan)]
+        parts += [render_memory(plan), _speed(plan), _choice(plan, width)]
     if plan.cluster_kind == "slurm":
         parts.append("batch script\n" + _indented(planned_script(plan.slurm, python)))
     if plan.azureml is not None:
@@ -51,12 +56,12 @@ def _problems(plan: RunPlan) -> str:
     return "problems\n" + _indented("\n".join(map(str, plan.problems)))
 
 
-def _choice(plan: RunPlan) -> str:
+def _choice(plan: RunPlan, width: int | None) -> str:
     if plan.choice is None:
         return ""
     from hpctrain.plan.render.choice import render_choice
 
-    return render_choice(plan.choice)
+    return render_choice(plan.choice, width)
 
 
 def render_notes(plan: RunPlan) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hpctrain.plan.render.cost import amount_text, hours_word, money_text
 from hpctrain.plan.sweep.table import SweepRow, SweepTable
+from hpctrain.text_table import column_blocks
 from hpctrain.units import duration_in_words, short_count
 
 _NOT_SAID = "-"
@@ -129,17 +130,9 @@ def _cost_legend(rows: Sequence[SweepRow]) -> list[str]:
 
 def _folded(header: Sequence[str], lines: Sequence[Sequence[str]], num_keys: int, width: int | None) -> list[str]:
     """The table, or as many below each other as make it fit, each with the columns that say which point a line is of."""
-    sizes = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
-    keys = range(num_keys)
-    blocks: list[list[int]] = [[]]
-    for column in range(num_keys, len(header)):
-        taken = sum(sizes[each] + 2 for each in (*keys, *blocks[-1]))
-        if width is not None and blocks[-1] and taken + sizes[column] > width:
-            blocks.append([])
-        blocks[-1].append(column)
-    places = [(*keys, *block) for block in blocks]
     return [
-        _aligned([header[each] for each in own], [[line[each] for each in own] for line in lines]) for own in places
+        _aligned([header[each] for each in own], [[line[each] for each in own] for line in lines])
+        for own in column_blocks([header, *lines], num_keys, width)
     ]
 
 

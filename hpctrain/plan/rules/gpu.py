@@ -128,7 +128,8 @@ def _unknown_problems(hardware: HardwareConfig) -> list[Problem]:
     meant = next(iter(near), None) or _gpu_of_numbers(hardware)
     named = f"nearest: hardware.gpu={meant}" if meant else f"known: {', '.join(DEVICES)}"
     fix = f"{named}; of a new one state hardware.peak_tflops with its own source"
-    return [Problem("hardware.gpu", hardware.gpu, rule, fix)]
+    # Without a peak speeds and rates are untold, and memory and layout stand; a foreign one contradicts itself.
+    return [Problem("hardware.gpu", hardware.gpu, rule, fix, kind="config" if foreign else "rate")]
 
 
 def _gpu_of_numbers(hardware: HardwareConfig) -> str | None:

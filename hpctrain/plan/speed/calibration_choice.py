@@ -11,7 +11,7 @@ from hpctrain.config.calibration import Calibration, PartKind
 from hpctrain.config.schema import Config, HardwareConfig, Precision
 from hpctrain.plan.run_plan import RunPlan, planned_work
 from hpctrain.plan.speed.nvme_parts import NvmeTraffic
-from hpctrain.plan.speed.software import SOFTWARE, SUSTAINED
+from hpctrain.plan.speed.software import HOST_ADAM, SOFTWARE, SUSTAINED
 from hpctrain.plan.speed.step_parts import Machine, Setup, step_parts
 from hpctrain.plan.speed.step_time import OWN_SOFTWARE, StepPrediction, predict_step
 from hpctrain.plan.stated.plain_shape import plain_shape
@@ -52,10 +52,12 @@ def stated_rates(rates: Mapping[str, float | None], kinds: Collection[PartKind])
 def step_model_mark() -> str:
     """A mark of the predicted step that changes when its formulas or constants do: eight hexadecimal digits.
 
-    A checksum over ``reference_parts`` and what families of GPUs sustain. A calibration corrects the predictions of one mark.
+    A checksum over ``reference_parts``, what families of GPUs sustain and what their hosts do. A calibration corrects the
+    predictions of one mark.
     """
     lines = [f"{name} {seconds:.6g}" for parts in reference_parts() for name, seconds in parts.items()]
-    return f"{zlib.crc32(chr(10).join([*lines, repr(sorted(SUSTAINED.items()))]).encode()):08x}"
+    tables = [repr(sorted(table.items())) for table in (SUSTAINED, HOST_ADAM)]
+    return f"{zlib.crc32(chr(10).join([*lines, *tables]).encode()):08x}"
 
 
 def reference_parts() -> list[dict[str, float]]:
@@ -121,12 +123,17 @@ def prediction_of_run(plan: RunPlan, config: Config) -> tuple[StepPrediction | N
         plan: as the run keeps it.
         config: as the run keeps it.
     """
-    config = dataclasses.replace(config, parallelism=dataclasses.replace(config.parallelism, **_moved(plan, config)))
+    config = dataclasses.replace(
+        config, parallelism=dataclasses.replace(config.parallelism, **moved_as_planned(plan, config))
+    )
     return predict_step(planned_work(config, plan), plan.flops_per_step)
 
 
-def _moved(plan: RunPlan, config: Config) -> dict[str, Any]:
-    """What of the optimizer's state the run moved, where it was left to the planner: today's rules may choose another share."""
+def moved_as_planned(plan: RunPlan, config: Config) -> dict[str, Any]:
+    """Keys of ``parallelism`` that state what of the optimizer's state a run moved, where it was left to the planner; else none.
+
+    Today's rules may choose another share.
+    """
     if not config.parallelism.fit_offload_ratio:
         return {}
     section = plan.ds_config.get("zero_optimization", {}).get("offload_optimizer")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from hpctrain.plan.elementwise import larger
 from hpctrain.plan.speed.software import (
-    ADAM_BYTES_PER_PARAMETER,
     BOUNDARY_GRADIENT_BYTES,
     GPU_MEMORY_SHARE,
     HOST_ADAM_BYTES_PER_PARAMETER,
@@ -58,13 +57,13 @@ def optimizer_parts(setup: Setup, machine: Machine, software: Software) -> dict[
     Where a part is on the host, one is stepped after the other (DeepSpeed 0.19.8, runtime/zero/stage3.py step).
     """
     on_host = setup.held_parameters * setup.offload_ratio if setup.offload_optimizer else 0.0
-    on_gpu = (setup.held_parameters - on_host) * ADAM_BYTES_PER_PARAMETER
+    on_gpu = (setup.held_parameters - on_host) * software.adam_bytes
     parts = {"optimizer": on_gpu / (machine.memory_gb_per_s * GIGA * GPU_MEMORY_SHARE)}
     if setup.offload_optimizer:
         assert machine.host_memory_gb_per_s is not None, (
             "callers check that an optimizer on the CPU has its memory's rate"
         )
         ranks = min(machine.gpus_per_node, setup.num_gpus)
-        rate = machine.host_memory_gb_per_s * GIGA * software.host_memory_share
+        rate = machine.host_memory_gb_per_s * GIGA * software.host_memory_share * machine.host_adam
         parts["optimizer on the CPU"] = on_host * HOST_ADAM_BYTES_PER_PARAMETER * ranks / rate
     return parts

@@ -7,10 +7,14 @@ Source: NCCL's performance notes (doc/PERFORMANCE.md of nccl-tests), "bus bandwi
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpctrain.plan.elementwise import chosen, everywhere, larger, smaller
 from hpctrain.units import GIGA
+
+if TYPE_CHECKING:
+    from hpctrain.plan.speed.software import Software
+    from hpctrain.plan.speed.step_parts import Machine
 
 
 class Links(NamedTuple):
@@ -35,6 +39,17 @@ class Group(NamedTuple):
     @property
     def num_nodes(self) -> int:
         return -(-self.num_members // self.members_per_node)
+
+
+def links_of(machine: Machine, software: Software) -> Links:
+    """The links of a machine as far as a generation of software can use them."""
+    network = machine.network_gb_per_s
+    return Links(
+        machine.gpus_per_node,
+        machine.link_gb_per_s * software.link_share,
+        None if network is None else network * software.network_share,
+        software.hop_latency_s,
+    )
 
 
 def group_of(num_members: int, stride: int, gpus_per_node: int) -> Group:

@@ -14,21 +14,18 @@ from hpctrain.plan.elementwise import chosen, everywhere, larger, smaller, somew
 from hpctrain.plan.flops import block_forward_flops
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.speed.host_parts import host_parts, optimizer_parts
-from hpctrain.plan.speed.network import Links, all_reduce_time_s, all_to_all_time_s, gather_time_s, group_of
+from hpctrain.plan.speed.network import all_reduce_time_s, all_to_all_time_s, group_of, links_of
 from hpctrain.plan.speed.nvme_parts import NvmeTraffic, nvme_parts
 from hpctrain.plan.speed.software import (
     HALF_RATE_DEPTH,
     HALF_RATE_OUTPUTS,
-    LOSS_BYTES_PER_LOGIT,
-    SCORE_BYTES,
     UNALIGNED_SHARE,
     Software,
 )
+from hpctrain.plan.speed.zero_parts import zero_parts
 from hpctrain.units import GIGA, TERA
 
 Recomputation = Literal["none", "selective", "full"]
-_QUANTIZED_WEIGHT_BYTES, _QUANTIZED_GRADIENT_BYTES = 1, 0.5
-"""Of one element in a collective of ZeRO++: 8 bit, and 4 bit. Source: arXiv 2306.10209, section 3. Left out: scales."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +51,8 @@ class Machine:
     sustained_attention: float = 1.0
     half_rate_outputs: float = HALF_RATE_OUTPUTS
     """Elements of a result at which a product runs at half of its rate."""
+    host_adam: float = 1.0
+    """Of Adam on the CPU, as a share of the host memory's bandwidth, against the hosts of an A100; see ``software.HOST_ADAM``."""
     block_tflops: float | None = None
     """Rate of a block's products under load where their type is narrower (fp8); None: in 16 bit as all others."""
 
@@ -74,7 +73,7 @@ class Setup:
     """Context or Ulysses degree."""
     zero_stage: int = 0
     shard_within_node: bool = False
-    """Parameters are sharded in a node and replicated over nodes (HSDP; in published runs of DeepSpeed, its second partition)."""
+    """Parameters (in stage 3; below it, optimizer states) are sharded in a node and replicated over nodes (HSDP, InternEvo)."""
     second_partition_ranks: int = 1
     """Neighbouring ranks that keep a second partition of the parameters between them (ZeRO++ hpZ); 1: none."""
     quantized_weights: bool = False
@@ -148,7 +147,7 @@ def step_parts(setup: Setup, machine: Machine, software: Software) -> dict[str, 
     busy = sum(parts.values())
     if somewhere(setup.pipeline_degree > 1):
         parts |= _pipeline_parts(setup, machine, software, busy)
-    parts |= _zero_parts(setup, machine, software, per_micro_step)
+    parts |= zero_parts(setup, machine, software, per_micro_step)
     parts |= host_parts(setup, machine, software, per_micro_step)
     parts |= optimizer_parts(setup, machine, software)
     if setup.nvme is not None:
@@ -180,12 +179,13 @@ def _compute_parts(setup: Setup, machine: Machine, software: Software) -> dict[s
     products = per_sequence * setup.micro_batch_size / setup.sequence_degree / tp
     logits = 2 * tokens * shape.hidden_size * shape.vocab_size / tp * on_busiest
     block_rate = rate if machine.block_tflops is None else machine.block_tflops * TERA * software.matrix_share
-    blocks_s = block_passes * layers * products / block_rate / block_efficiency(setup, machine.half_rate_outputs)
+    half_rate_outputs = machine.half_rate_outputs * software.half_rate_share
+    blocks_s = block_passes * layers * products / block_rate / block_efficiency(setup, half_rate_outputs)
     rows = tokens * shape.vocab_size / tp
-    logits_s = 3 * logits / rate / product_efficiency(rows, shape.hidden_size, machine.half_rate_outputs)
+    logits_s = 3 * logits / rate / product_efficiency(rows, shape.hidden_size, half_rate_outputs)
     attention = layers * _attention_s(setup, machine, software, attention_passes)
     elements = layers * block_passes * _element_bytes(setup, software) * tokens * software.element_traffic
-    loss = tokens * shape.vocab_size / tp * LOSS_BYTES_PER_LOGIT * on_busiest
+    loss = tokens * shape.vocab_size / tp * software.loss_bytes * on_busiest
     parts = {
         "matrix work": blocks_s + logits_s,
         "attention": attention,
@@ -241,9 +241,11 @@ def _attention_s(setup: Setup, machine: Machine, software: Software, passes: flo
     if software.fused_attention:
         # Half of the scores are skipped; the backward pass forms the scores once more (5 products for 4).
         backward_and_again = passes - 1 + 0.5 if setup.recomputation == "full" else 2.5
-        return flops / 2 * (1 + backward_and_again) / (rate * software.attention_share)
+        rate *= software.attention_share
+        again = 1 + software.attention_row_cost * rate / TERA / setup.seq_len
+        return flops / 2 * (1 + backward_and_again) / rate * again
     scores = setup.micro_batch_size * shape.num_heads * setup.seq_len**2 / setup.tensor_degree / setup.sequence_degree
-    traffic = scores * SCORE_BYTES * passes / (machine.memory_gb_per_s * GIGA)
+    traffic = scores * software.score_bytes * passes / (machine.memory_gb_per_s * GIGA)
     return flops * passes / (rate * software.attention_share) + traffic
 
 
@@ -259,16 +261,6 @@ def _element_bytes(setup: Setup, software: Software) -> float:
     return setup.bytes_per_element * (outer + (4 * shape.attention_width + inner) / tp)
 
 
-def _links(setup: Setup, machine: Machine, software: Software) -> Links:
-    network = machine.network_gb_per_s
-    return Links(
-        machine.gpus_per_node,
-        machine.link_gb_per_s * software.link_share,
-        None if network is None else network * software.network_share,
-        software.hop_latency_s,
-    )
-
-
 def _tensor_parallel_part(setup: Setup, machine: Machine, software: Software) -> dict[str, float]:
     """Two all-reduces of a block's output in the forward pass, two in the backward, two in a recomputed forward.
 
@@ -281,7 +273,7 @@ def _tensor_parallel_part(setup: Setup, machine: Machine, software: Software) ->
     size = setup.tokens_per_micro_step * setup.shape.hidden_size * setup.bytes_per_element
     each_block = (6 if setup.recomputation == "full" else 4) + (0.5 if setup.split_block_inputs else 0)
     count = each_block * setup.shape.num_layers / setup.pipeline_degree
-    one = all_reduce_time_s(size, group, _links(setup, machine, software))
+    one = all_reduce_time_s(size, group, links_of(machine, software))
     exposed = 1 - software.model_parallel_overlap
     return {"tensor-parallel all-reduce": count * one * setup.num_micro_steps * exposed}
 
@@ -300,7 +292,7 @@ def _sequence_parallel_part(setup: Setup, machine: Machine, software: Software) 
     size = setup.tokens_per_micro_step * width * setup.bytes_per_element
     passes = 3 if setup.recomputation == "full" else 2
     count = passes * shape.num_layers / setup.pipeline_degree * setup.num_micro_steps
-    one = all_to_all_time_s(size, group, _links(setup, machine, software))
+    one = all_to_all_time_s(size, group, links_of(machine, software))
     return {"sequence-parallel exchange": count * one * (1 - software.model_parallel_overlap)}
 
 
@@ -322,74 +314,3 @@ def _pipeline_parts(setup: Setup, machine: Machine, software: Software, busy_s: 
         "pipeline bubble": bubble,
         "pipeline sends": sends * size / (rate * GIGA) * (1 - software.model_parallel_overlap),
     }
-
-
-def _zero_parts(setup: Setup, machine: Machine, software: Software, micro_step_s: float) -> dict[str, float]:
-    """Gathers and reduce-scatters of ZeRO, or the all-reduce of plain data parallelism, as far as compute does not hide them.
-
-    Stage 3 gathers all parameters for the forward and again for the backward pass and reduces gradients in each micro step.
-    Below it parameters are gathered once a step (or are the second half of an all-reduce) and gradients reduced once, in stage 2
-    once a micro step; nothing is left that could hide the last bucket.
-    In a pipeline, which DeepSpeed has for stage 1 alone, parameters stay gathered and gradients whole over all micro steps.
-    From a second partition all gathers of stage 3 come but those of the forward pass that follows an update, which makes it.
-    Quantized, fewer bytes travel; what the GPU computes for it is left out.
-    Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 7; DeepSpeed 0.19.8, runtime/zero/partition_parameters.py and
-    stage_1_and_2.py (use_multi_rank_bucket_allreduce, average_tensor); Wang et
-    al. 2023 (ZeRO++, arXiv 2306.10209), section 3; torchtitan, models/llama3/infra/parallelize.py (reshard_after_forward).
-    """
-    model_parallel = setup.tensor_degree * setup.pipeline_degree
-    ranks = setup.zero_ranks
-    if everywhere(ranks == 1):
-        return {}
-    links = _links(setup, machine, software)
-    shard = setup.shape.num_parameters / model_parallel
-    size = shard * setup.bytes_per_element
-    layers = setup.shape.num_layers / setup.pipeline_degree
-    group = group_of(ranks, setup.tensor_degree, machine.gpus_per_node)
-    in_pipeline = setup.pipeline_degree > 1
-    times = chosen(in_pipeline, 1, setup.num_micro_steps)
-    if setup.zero_stage < 3:
-        pieces = _pieces(shard, setup.reduce_bucket, layers)
-        is_all_reduce = setup.zero_stage > 0 and setup.sums_on_all_ranks
-        send = all_reduce_time_s if is_all_reduce else gather_time_s
-        reduce_s = send(shard * software.gradient_bytes, group, links, pieces)
-        gather_s = gather_time_s(size, group, links, _pieces(shard, setup.gather_bucket, layers))
-        passes = times if setup.zero_stage == 2 else 1
-        hidden_s = software.gradient_overlap * micro_step_s * 2 / 3
-        if setup.zero_stage > 0 and setup.overlaps_reduction:
-            # DeepSpeed's pipeline does without.
-            beside_s = smaller(micro_step_s * 2 / 3, reduce_s * (1 - 1 / pieces))
-            hidden_s = chosen(in_pipeline, 0.0, passes * beside_s)
-        exposed = larger(0.0, passes * reduce_s - hidden_s) + gather_s
-        return {"gradient reduction": exposed}
-    again = 0.0
-    if setup.shard_within_node:
-        over_nodes = group_of(-(-ranks // machine.gpus_per_node), machine.gpus_per_node, machine.gpus_per_node)
-        again = all_reduce_time_s(size / machine.gpus_per_node, over_nodes, links, layers)
-        group = group_of(smaller(ranks, machine.gpus_per_node), setup.tensor_degree, machine.gpus_per_node)
-    count = layers * software.collectives_per_block
-    gathered = shard * _QUANTIZED_WEIGHT_BYTES if setup.quantized_weights else size
-    forward = backward = gather_time_s(gathered, group, links, count)
-    if somewhere(setup.second_partition_ranks > 1):
-        near = group_of(setup.second_partition_ranks, setup.tensor_degree, machine.gpus_per_node)
-        backward = gather_time_s(size, near, links, count)
-        forward = (forward + (setup.num_micro_steps - 1) * backward) / setup.num_micro_steps
-    backward = chosen(in_pipeline, 0.0, backward)
-    # Gathers need no arithmetic; sums are formed in the wider type where the software says so.
-    sent = _QUANTIZED_GRADIENT_BYTES if setup.quantized_gradients else software.gradient_bytes
-    reduce_s = gather_time_s(shard * sent, group, links, count) + again
-    # Where a block is larger than what may stay gathered, nothing can be fetched ahead of its use.
-    too_large = setup.live_parameters is not None and setup.shape.block_parameters > setup.live_parameters
-    total = forward + backward + reduce_s
-    hidden = 0.0 if too_large else smaller(total, micro_step_s) * software.zero_overlap
-    share = (total - hidden) / chosen(total > 0, total, 1.0) * times
-    return {"parameter gathers": (forward + backward) * share, "gradient reduce-scatter": reduce_s * share}
-
-
-def _pieces(elements: float, bucket: float | None, layers: float) -> float:
-    """Collectives in which so many elements travel.
-
-    >>> _pieces(1.3e9, 5e8, 24), _pieces(1.3e9, None, 24)
-    (3.0, 24)
-    """
-    return layers if bucket is None else -(-elements // bucket)

@@ -19,7 +19,7 @@ from hpctrain.plan.rank_work import RankWork
 from hpctrain.plan.speed.binding_rates import binding_rates
 from hpctrain.plan.speed.calibration import UsedCalibration, calibrated_parts, outside_texts, used_calibration
 from hpctrain.plan.speed.nvme_parts import NvmeTraffic
-from hpctrain.plan.speed.software import SOFTWARE, Software, sustained_rates
+from hpctrain.plan.speed.software import HOST_ADAM, SOFTWARE, Software, sustained_rates
 from hpctrain.plan.speed.step_parts import Machine, Setup, step_parts
 
 OWN_SOFTWARE = "deepspeed_leaf_blocks"
@@ -152,9 +152,18 @@ def _buckets(parallelism: ParallelismConfig, num_parameters: int) -> tuple[int, 
 
 def prediction_gap(work: RankWork) -> str:
     """What keeps a step from being predicted, in words; empty: nothing."""
-    layout, parallelism, hardware, precision = work.layout, work.parallelism, work.hardware, work.precision
+    hardware = work.hardware
     if hardware.device != "cuda":
         return f"hardware={hardware.name} has device={hardware.device}: step times are predicted for GPUs"
+    missing = [f"hardware.{name}" for name in missing_rates(work)]
+    return f"hardware={hardware.name} does not state {', '.join(missing)}" if missing else ""
+
+
+def missing_rates(work: RankWork) -> list[str]:
+    """Keys of the hardware that a step depends on and that are not stated; of ranks on processors none, nothing is predicted."""
+    layout, parallelism, hardware, precision = work.layout, work.parallelism, work.hardware, work.precision
+    if hardware.device != "cuda":
+        return []
     wanted: dict[str, object] = {
         f"achievable_tflops.{precision}": hardware.achievable_tflops.get(precision),
         "gpu_memory_gb_per_s": hardware.gpu_memory_gb_per_s,
@@ -170,8 +179,7 @@ def prediction_gap(work: RankWork) -> str:
     if uses_nvme(parallelism):
         wanted["nvme_read_gb_per_s"] = hardware.nvme_read_gb_per_s
         wanted["nvme_write_gb_per_s"] = hardware.nvme_write_gb_per_s
-    missing = [f"hardware.{name}" for name, value in wanted.items() if value is None]
-    return f"hardware={hardware.name} does not state {', '.join(missing)}" if missing else ""
+    return [name for name, value in wanted.items() if value is None]
 
 
 def nvme_traffic(work: RankWork) -> NvmeTraffic | None:
@@ -185,7 +193,8 @@ def nvme_traffic(work: RankWork) -> NvmeTraffic | None:
 
 def step_machine(hardware: HardwareConfig, precision: Precision) -> Machine:
     """The hardware as the step's time sees it; callers check that nothing is missing, see ``prediction_gap``."""
-    sustained = sustained_rates(_family(hardware.gpu), SOFTWARE[OWN_SOFTWARE].own_kernels)
+    family = _family(hardware.gpu)
+    sustained = sustained_rates(family, SOFTWARE[OWN_SOFTWARE].own_kernels)
     return Machine(
         gpus_per_node=hardware.gpus_per_node,
         achievable_tflops=hardware.achievable_tflops[precision],
@@ -199,6 +208,7 @@ def step_machine(hardware: HardwareConfig, precision: Precision) -> Machine:
         sustained_matrix=sustained.matrix,
         sustained_attention=sustained.attention,
         half_rate_outputs=sustained.half_rate_outputs,
+        host_adam=HOST_ADAM.get(family, 1.0),
     )
 
 

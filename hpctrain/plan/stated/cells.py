@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from hpctrain.config.ranges import LARGEST_COUNTS, MOST_GPU_GIB
 from hpctrain.errors import ConfigError, Problem, known_names_hint
-from hpctrain.plan.devices import Device, find_device
+from hpctrain.plan.devices import find_device
 from hpctrain.plan.flop_conventions import published_convention
 from hpctrain.plan.stated.spellings import usual_spelling
 
@@ -19,10 +19,10 @@ CHOICES = {
 }
 _NUMBERS = "params_b gpu_mem_gb tflops_per_gpu mfu hfu tokens_per_s_per_gpu step_time_s peak_mem_gb max_model_b".split()
 _LARGEST_NUMBER = 1e9
+_LEAST_COUNTS = {"vocab": 2}
+"""Of one token there is nothing to learn."""
 _NO_GPU = re.compile(r"\btpu|gaudi|\bhpu|trainium|\btrn\d|ascend|\bnpu|\bipu|cerebras", re.IGNORECASE)
-_DATA_TYPE = re.compile(r"16|32|fp8|mixed|amp|half|single", re.IGNORECASE)
-_OTHER_MEMORY = 0.15
-"""Of a GPU's memory: beyond rounding, and what the driver keeps."""
+_DATA_TYPE = re.compile(r"(?<!int)(?<!int-)(?:16|32)|fp8|mixed|amp|half|single", re.IGNORECASE)
 _STAGES = range(4)
 COLUMNS = (
     "source ref model params_b layers hidden heads kv_heads ffn_hidden vocab seq_len gpu gpu_mem_gb num_gpus nodes tp pp cp_sp"
@@ -30,7 +30,9 @@ COLUMNS = (
     " tflops_convention mfu hfu tokens_per_s_per_gpu step_time_s peak_mem_gb max_model_b notes"
 ).split()
 """The header of the published files."""
-_NEEDED = (("layers", "params_b", "model"), ("gpu", "gpu_mem_gb"), ("num_gpus", "tp", "pp", "dp"))
+_SHOWN_HEADER = 60
+"""Letters of what stands in the place of a header."""
+_NEEDED = (("layers", "params_b", "model"), ("gpu", "gpu_mem_gb"), ("num_gpus", "nodes", "tp", "pp", "dp"))
 """One of each: without them no row describes a run."""
 
 
@@ -55,6 +57,8 @@ def check_header(header: Sequence[str], file: str, added: Sequence[str]) -> None
         fix = f"needed are {needed}; the header may have {', '.join(COLUMNS)}"
         if {name.strip().lower() for name in header}.issuperset(missing):
             fix = "they stand there in capitals or between blanks; write them as they are here"
+        elif not set(COLUMNS) & set(header):
+            rule = f"the first line is no header, it has no column of a table: {', '.join(header)[:_SHOWN_HEADER]}"
         raise ConfigError([Problem(f"{file} header", "", rule, fix)])
     problems = []
     strangers = [name for name in header if name not in COLUMNS]
@@ -117,10 +121,9 @@ def known_names(values: Mapping[str, str | float | None]) -> tuple[dict[str, str
     """
     known, problems = dict(values), list[Problem]()
     gpu, memory_gb = values.get("gpu"), values.get("gpu_mem_gb")
-    device = None
     if gpu and not _NO_GPU.search(str(gpu)):
         try:
-            device = find_device(str(gpu), None if memory_gb is None else float(memory_gb))
+            find_device(str(gpu), None if memory_gb is None else float(memory_gb))
         except ConfigError as error:
             known["gpu"] = None
             problems += error.problems
@@ -134,23 +137,7 @@ def known_names(values: Mapping[str, str | float | None]) -> tuple[dict[str, str
     if precision and not _DATA_TYPE.search(precision):
         known["precision"] = None
         problems.append(Problem("precision", precision, "is no data type of training", "16 bit is taken"))
-    return known, [*problems, *_contradictions(values, device)]
-
-
-def _contradictions(values: Mapping[str, str | float | None], device: Device | None) -> list[Problem]:
-    """Cells that go against each other, of which one can be taken all the same."""
-    problems = list[Problem]()
-    memory_gb, precision = values.get("gpu_mem_gb"), str(values.get("precision") or "")
-    if device and memory_gb and abs(float(memory_gb) / device.memory_gb - 1) > _OTHER_MEMORY:
-        rule = f"gpu={values['gpu']} has {device.memory_gb:g} GB, and that is taken"
-        problems.append(Problem("gpu_mem_gb", f"{memory_gb:g}", rule, "leave out the wrong one"))
-    if device and "fp8" in precision.lower() and "fp8" not in device.peak_tflops:
-        problems.append(Problem("precision", precision, f"{device.name} has no fp8, and 16 bit is taken", ""))
-    num_gpus, nodes = values.get("num_gpus"), values.get("nodes")
-    if num_gpus and nodes and float(num_gpus) % float(nodes):
-        rule = f"does not divide num_gpus={num_gpus:g}; all nodes are taken to be as full as the fullest"
-        problems.append(Problem("nodes", f"{nodes:g}", rule, ""))
-    return problems
+    return known, problems
 
 
 def _number(name: str, text: str, typed: str) -> tuple[float, Problem | None]:
@@ -165,9 +152,9 @@ def _number(name: str, text: str, typed: str) -> tuple[float, Problem | None]:
         known = ", ".join(map(str, _STAGES))
         return value, None if value in _STAGES else Problem(name, typed, "is no ZeRO stage", f"one of {known}")
     if name in LARGEST_COUNTS:
-        largest = LARGEST_COUNTS[name]
-        if value != int(value) or not 1 <= value <= largest:
-            return value, Problem(name, typed, f"must be a whole number from 1 to {largest}", "or an empty cell")
+        least, largest = _LEAST_COUNTS.get(name, 1), LARGEST_COUNTS[name]
+        if value != int(value) or not least <= value <= largest:
+            return value, Problem(name, typed, f"must be a whole number from {least} to {largest}", "or an empty cell")
         return value, None
     if name == "gpu_mem_gb" and not 1 <= value <= MOST_GPU_GIB:
         return value, Problem(name, typed, f"must be from 1 to {MOST_GPU_GIB:,} GB", "or an empty cell")

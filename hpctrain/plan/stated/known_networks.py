@@ -41,9 +41,10 @@ fitted to its 99 step times on V100 (off by 17 % in the median; 19 % with 11 or 
 """
 _COMPILED = tuple((re.compile(words, re.IGNORECASE), rate) for words, rate in _CLUSTERS)
 _USUAL = {"V100": 50.0, "A100": 200.0, "A800": 200.0, "MI250X": 100.0, "MI250": 100.0, "GH200": 100.0, "MAX": 200.0}
-"""By family: four adapters of 100 Gb/s; eight of 200 Gb/s; four (MI250X, four GH200) or eight (Max) of 200 Gb/s."""
+"""By family, of a whole node: four adapters of 100 Gb/s; eight of 200 Gb/s; four (MI250X, four GH200) or eight (Max) of
+200 Gb/s."""
 _USUAL_OF_LATER_GPUS = 400.0
-"""Eight adapters of 400 Gb/s."""
+"""Eight adapters of 400 Gb/s, one beside each GPU."""
 _USUAL_OF_CARDS = 12.5
 """One adapter of 100 Gb/s beside GPUs without NVLink."""
 
@@ -56,17 +57,22 @@ class Network(NamedTuple):
     """The row says it; else it is its cluster's or a usual one."""
 
 
-def network_of(words: str, family: str, has_links: bool, gpus_per_node: int) -> Network:
+def network_of(words: str, family: str, has_links: bool, gpus_per_node: int, usual_gpus_per_node: int = 8) -> Network:
     """The network of a row.
+
+    Each GPU with links has a share of the adapters beside it, so a node of half as many GPUs has half as many.
 
     Args:
         words: source, GPU and remarks of the row.
         family: of the GPU, as the device table names it.
         has_links: its GPUs are connected by more than PCIe.
-        gpus_per_node: for remarks on one GPU's share.
+        gpus_per_node: for remarks on one GPU's share, and for usual adapters.
+        usual_gpus_per_node: of the family.
 
     >>> network_of("network 84 Gb/s a node", "A100", True, 8), network_of("AWS p4d.24xlarge", "A100", True, 8)
     (Network(gb_per_s=10.5, is_stated=True), Network(gb_per_s=50.0, is_stated=False))
+    >>> network_of("", "H200", True, 4).gb_per_s, network_of("", "GH200", True, 4, 4).gb_per_s
+    (200.0, 100.0)
     """
     stated = stated_network_gb_per_s(words, gpus_per_node)
     if stated:
@@ -74,8 +80,10 @@ def network_of(words: str, family: str, has_links: bool, gpus_per_node: int) -> 
     for cluster, rate in _COMPILED:
         if cluster.search(words):
             return Network(rate, False)
-    usual = _USUAL.get(family, _USUAL_OF_LATER_GPUS if has_links else _USUAL_OF_CARDS)
-    return Network(usual, False)
+    if not has_links and family not in _USUAL:
+        return Network(_USUAL_OF_CARDS, False)
+    share = min(1.0, gpus_per_node / usual_gpus_per_node)
+    return Network(_USUAL.get(family, _USUAL_OF_LATER_GPUS) * share, False)
 
 
 def stated_network_gb_per_s(words: str, gpus_per_node: int) -> float | None:

@@ -71,9 +71,12 @@ _TABLE: tuple[tuple[str, KnownShape], ...] = (
     (r"gemma-2b", KnownShape(18, 2048, 8, 1, 16384, 256000, 2.506)),
 )
 _KNOWN = tuple((re.compile(rf"(?:^|[^a-z0-9.]){pattern}(?![0-9.])"), shape) for pattern, shape in _TABLE)
-_GPT_2 = re.compile(r"\bgpt-?2(?![0-9.])", re.IGNORECASE)
-GPT_2_POSITIONS = 1024
-"""Of GPT-2 in all sizes, and what Megatron-LM and ZeRO's papers trained under that name."""
+_POSITIONS = (
+    (re.compile(r"\bgpt-?2(?![0-9.])", re.IGNORECASE), 1024),
+    (re.compile(r"\bopt-\d|\bgpt-?neo-\d", re.IGNORECASE), 2048),
+)
+"""Of GPT-2 in all sizes, and what Megatron-LM and ZeRO's papers trained under that name; of OPT and GPT-Neo, whose tables are
+learned too."""
 _TOLERANCE = 0.1
 """Of stated parameters against the named model's: beyond it the name is only that of a family."""
 
@@ -108,7 +111,7 @@ def longest_sequence(model: str) -> int | None:
     >>> longest_sequence("GPT-2-like 13B"), longest_sequence("gpt2-xl"), longest_sequence("GPT 20B")
     (1024, 1024, None)
     """
-    return GPT_2_POSITIONS if _GPT_2.search(model) else None
+    return next((positions for words, positions in _POSITIONS if words.search(model)), None)
 
 
 def named_columns(row: Mapping[str, str | float | None]) -> dict[str, float]:

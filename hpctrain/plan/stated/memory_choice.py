@@ -50,7 +50,8 @@ def choose_memory(run: StatedRun, row: StatedRow) -> MemoryChoice:
 
     Only what the row leaves open is changed, in the order of its price: the ZeRO stage, recomputation, the share of blocks that
     FSDP's trainers recompute selectively, offload by DeepSpeed, and the sequence degree. Last, where nobody counted what the
-    software keeps, its kernels: fused ones keep less, and what may fit with them, or nearly, is no refusal.
+    software keeps, its kernels and its units of FSDP: fused and small ones keep less, and what may fit with them, or nearly, is
+    no refusal.
 
     Args:
         run: the row, resolved.
@@ -64,20 +65,23 @@ def choose_memory(run: StatedRun, row: StatedRow) -> MemoryChoice:
             return _fastest(run, choice) if is_open and row.get("global_batch") is not None else choice
         refused.append(choice)
     if not run.trainer.is_counted:
-        lean = _choice(_with_fused_kernels(run), setup, (*chosen, "fused kernels that keep less"), is_open)
+        lean = _choice(_keeping_least(run), setup, (*chosen, "kernels and units that keep less"), is_open)
         if lean.fits is not False or lean.too_near:
             return replace(lean, fits=True, too_near=False)
     near = next((choice for choice in refused if choice.too_near), None)
     return replace(refused[0], too_near=near is not None, near=near)
 
 
-def _with_fused_kernels(run: StatedRun) -> StatedRun:
-    """The same run by a trainer that keeps as little of a block and of the loss as one can without computing a product again."""
+def _keeping_least(run: StatedRun) -> StatedRun:
+    """The same run by a trainer that keeps as little of a block and of the loss as one can without computing a product again, and
+    gathers a matrix at a time."""
+    known = run.trainer.habits
     habits = replace(
-        run.trainer.habits,
+        known,
         fuses_elementwise=True,
-        loss_bytes=min(FUSED_LOSS_BYTES, run.trainer.habits.loss_bytes),
+        loss_bytes=min(FUSED_LOSS_BYTES, known.loss_bytes),
         split_loss_bytes=None,
+        live_elements=0.0 if known.sharded_master_only else known.live_elements,
     )
     return replace(run, trainer=replace(run.trainer, habits=habits))
 
@@ -142,7 +146,7 @@ def _changes(run: StatedRun, row: StatedRow) -> Iterator[tuple[str, dict[str, An
     # Stage 3 goes with tensor ranks, and with a pipeline in PyTorch alone.
     may_shard = setup.pipeline_degree == 1 or trainer.habits.sharded_master_only
     is_open = {name: not text_of(row, name) for name in ("activation_ckpt", "offload_optimizer", "offload_param")}
-    stage_open = count_of(row, "zero_stage") is None and setup.zero_ranks > 1
+    stage_open = count_of(row, "zero_stage") is None and setup.zero_stage == 0 and setup.zero_ranks > 1
     if stage_open:
         yield "states sharded in stage 1", {"zero_stage": 1}
     if is_open["activation_ckpt"]:

@@ -41,6 +41,8 @@ class MemoryHabits:
     """The 16-bit copy lives only while a unit is gathered (FSDP); else it is kept beside the fp32 master."""
     step_bytes: float = 0.0
     """Scratch of the optimizer step for each parameter that a rank updates."""
+    step_in_pieces: bool = False
+    """A piece for each parameter, which takes the place of what the pass has given up."""
     step_elements: float | None = None
     """Parameters updated at a time (DeepSpeed's sub-group in stage 3); None: all of a rank."""
     bucket_elements: float | None = 0.0
@@ -51,6 +53,9 @@ class MemoryHabits:
     """Below stage 2 gradients are reduced once, behind the last micro step, from a flat copy of a bucket; no bucket is kept."""
     gather_bucket: float | None = None
     """Elements of a bucket in which stages 1 and 2 gather updated parameters into a list of shares; None: in place."""
+    awaits_collectives: bool = True
+    """The host waits for a collective before it makes the next copy for one; else the allocator cannot hand out the memory of the
+    last copy, and what it holds grows by the next."""
     flat_states: bool = True
     """Parameters, master and moments are a vector each, made once; else a piece for each parameter or unit."""
     live_elements: float | None = None
@@ -86,6 +91,26 @@ class MemoryHabits:
     """Norms, activation functions and products of a gate are formed again in the backward pass, and inputs gathered again."""
     gated_tensors: int = 4
     """Inner tensors of a gated feed-forward kept for the backward pass: gate, its SiLU, up, their product."""
+    gate_in_place: bool = False
+    """The gradients of gate and up are written over them."""
+    gated_norm_copies: int = 0
+    """Of the hidden size: what a block with a gate keeps of its two norms beside their inputs and outputs."""
+    normed_queries: bool = False
+    """A norm of queries and keys keeps them, beside what attention is handed; compiled, one of both is formed again."""
+    output_gradient_bytes: int = 0
+    """Of an element of the output matrix, whose gradient is summed up in the forward pass where no logits are kept: the sum, a
+    product and its fp32 copy."""
+    whole_model_first: bool = False
+    """In stage 3 each GPU is handed the whole model before it is sharded."""
+
+
+def of_fp16_megatron(habits: MemoryHabits) -> MemoryHabits:
+    """The same of Megatron-LM in fp16: gradients are summed in fp32 without an option for bf16 alone, and copied to fp32 one by
+    one for the step.
+
+    Source: Megatron-LM, training/arguments.py (accumulate_allreduce_grads_in_fp32), core/optimizer/optimizer.py.
+    """
+    return replace(habits, gradient_bytes=2, step_bytes=4, step_in_pieces=True)
 
 
 _DEEPSPEED = MemoryHabits(
@@ -135,7 +160,7 @@ _MEGATRON = MemoryHabits(
     gated_tensors=3,
 )
 _MEGATRON_2021 = replace(
-    _MEGATRON, name="megatron_2021", gradient_bytes=2, step_bytes=4, kept_outputs=True, placeholder_gradients=False
+    of_fp16_megatron(_MEGATRON), name="megatron_2021", kept_outputs=True, placeholder_gradients=False
 )
 _NANOTRON = MemoryHabits(
     "nanotron",
@@ -152,12 +177,33 @@ def of_hugging_face(habits: MemoryHabits) -> MemoryHabits:
     """The same under its Trainer and with its models: buckets of the square of the hidden size under DeepSpeed, logits shifted.
 
     Of a GPT all in 16 bits: logits, their shifted copy, log-softmax and two gradients. Of Llama and its kin they are turned to
-    fp32 first (4), and shifted copy, log-softmax and gradient are (4 each), beside the 16-bit ones (2).
+    fp32 first (4), and shifted copy, log-softmax and gradient are (4 each), beside the 16-bit ones (2). Their norms keep the
+    input in fp32 in the place of the 16-bit one, and what they gave before its weight.
     Source: transformers 4.40, integrations/deepspeed.py (trainer_config_process), models/gpt2/modeling_gpt2.py,
-    models/llama/modeling_llama.py (forward: logits.float(), shift_logits).
+    models/llama/modeling_llama.py (LlamaRMSNorm; forward: logits.float(), shift_logits).
     """
-    changed = replace(habits, loss_bytes=10, split_loss_bytes=None, gated_loss_bytes=18, gated_tensors=4)
+    changed = replace(
+        habits, loss_bytes=10, split_loss_bytes=None, gated_loss_bytes=18, gated_tensors=4, gated_norm_copies=4
+    )
     return replace(changed, bucket_elements=None) if habits.buckets else changed
+
+
+def with_liger_kernels(habits: MemoryHabits) -> MemoryHabits:
+    """The same with Liger's kernels in a Llama's blocks and for its loss: gate, up and their product are kept, norms keep their
+    input, and the loss of a few tokens at a time leaves the gradients of its input and of the output matrix.
+
+    Source: Liger-Kernel 0.8, ops/swiglu.py, ops/rms_norm.py, ops/fused_linear_cross_entropy.py.
+    """
+    return replace(
+        habits,
+        loss_bytes=0,
+        split_loss_bytes=None,
+        gated_loss_bytes=None,
+        gated_tensors=3,
+        gate_in_place=True,
+        gated_norm_copies=0,
+        output_gradient_bytes=8,
+    )
 
 
 HABITS: dict[str, MemoryHabits] = {
@@ -165,7 +211,7 @@ HABITS: dict[str, MemoryHabits] = {
     "fsdp_2022": _FSDP,
     "fsdp_compiled": _FSDP_COMPILED,
     "megatron_2021": _MEGATRON_2021,
-    "megatron_deepspeed_2022": _MEGATRON_DEEPSPEED,
+    "megatron_deepspeed_2022": replace(_MEGATRON_DEEPSPEED, awaits_collectives=False),
     "megatron": _MEGATRON,
     "megatron_core": _MEGATRON,
     "nanotron": _NANOTRON,

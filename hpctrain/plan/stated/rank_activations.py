@@ -28,7 +28,10 @@ def block_bytes(setup: Setup, software: Software, habits: MemoryHabits, recomput
     residual = (2 if habits.fuses_elementwise else 4) * shape.hidden_size * width * outer
     if habits.gathered_inputs and software.sequence_parallel and not habits.fuses_elementwise:
         residual = 2 * shape.hidden_size * width * (1 + outer)
-    attention = 2 * (shape.attention_width + shape.kv_width) * width / tp
+    if shape.architecture == "llama" and not habits.fuses_elementwise:
+        residual += habits.gated_norm_copies * shape.hidden_size * width * outer
+    norms_queries = habits.normed_queries and not (habits.fuses_elementwise or habits.drops_unread)
+    attention = (3 if norms_queries else 2) * (shape.attention_width + shape.kv_width) * width / tp
     inner = inner_width(setup, habits) * width / tp
     if recomputation == "selective" and software.selective_share > 0:
         return tokens * width * _selective_elements(setup, software, habits, outer)
@@ -81,16 +84,20 @@ def backward_bytes(setup: Setup, software: Software, habits: MemoryHabits) -> fl
     shape, tp, width = setup.shape, setup.tensor_degree, setup.bytes_per_element
     tokens = setup.tokens_per_micro_step
     kept = tokens * inner_width(setup, habits) / tp * width
-    inner = tokens * (_activation_inputs(shape) / tp + shape.hidden_size) * width
+    gradients = shape.ffn_hidden_size if habits.gate_in_place else _activation_inputs(shape)
+    inner = tokens * (gradients / tp + shape.hidden_size) * width
     # Two gradients of scores lie there at a time, and the scores after dropout are given up before the second.
     return inner if software.fused_attention else max(inner, score_elements(setup) * width - kept)
 
 
 def loss_bytes(setup: Setup, habits: MemoryHabits) -> float:
-    """Logits and their copies at the loss, split over tensor ranks by vocabulary.
+    """Logits and their copies at the loss, split over tensor ranks by vocabulary; or what a loss without them sums up.
 
     A pipeline that keeps its outputs holds the logits in the training type, and then their gradient, beside all copies.
     """
+    if habits.output_gradient_bytes:
+        matrix = setup.shape.vocab_size * setup.shape.hidden_size / setup.tensor_degree
+        return matrix * habits.output_gradient_bytes
     is_split = setup.tensor_degree > 1 and habits.split_loss_bytes is not None
     is_gated = setup.shape.architecture == "llama"
     copies = (habits.split_loss_bytes if is_split else None) or habits.loss_bytes

@@ -29,7 +29,18 @@ _OTHER_OPTIMIZER = re.compile(
 )
 _FINE_TUNING = re.compile(r"\bfine-?tun|\bSFT\b", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"adam|mixed.precision|zero-?[123]\b|fp32 (?:master|states)", re.IGNORECASE)
-_STAGES_A_RANK = re.compile(r"(\d+) virtual stages")
+_COUNT = r"(\d{1,3}(?:,\d{3})+|\d{3,})"
+_POSITIONS = re.compile(
+    r"\b(?:max_position_embeddings|n_positions|n_ctx|(?:learned )?position(?:s|al)?(?: (?:table|embeddings?))?(?: of)?)"
+    rf"\W{{0,3}}{_COUNT}\b|\b{_COUNT} (?:learned )?positions\b",
+    re.IGNORECASE,
+)
+_NO_TABLE = re.compile(r"\brotary|\brope\b|\balibi\b", re.IGNORECASE)
+_STAGES_A_RANK = re.compile(
+    r"(\d+) (?:virtual (?:pipeline )?stages|interleav\w+ stages|(?:model|virtual|pipeline) chunks)"
+    r"|\b(?:vpp?|virtual[- ]pipeline(?:[- ](?:size|degree|stages))?)[ =:]+(\d+)\b",
+    re.IGNORECASE,
+)
 _LAYERS_A_STAGE = re.compile(r"(\d+) layers? (?:a|per) virtual stage")
 
 
@@ -66,6 +77,18 @@ def checkpoints_split(notes: str) -> bool:
     return bool(_SPLIT.search(notes))
 
 
+def positions_stated(notes: str) -> int | None:
+    """Tokens for which a model has learned positions, where they say it.
+
+    >>> positions_stated("max_position_embeddings: 1024"), positions_stated("position table of 2,048"), positions_stated("")
+    (1024, 2048, None)
+    >>> positions_stated("1,024 learned positions"), positions_stated("rotary, 2048 positions"), positions_stated("position 3")
+    (1024, None, None)
+    """
+    match = None if _NO_TABLE.search(notes) else _POSITIONS.search(notes)
+    return None if match is None else int((match[1] or match[2]).replace(",", ""))
+
+
 def optimizer_is_open(notes: str) -> bool:
     """Whether a run may have other states than Adam's in fp32: another optimizer is named, or it is fine-tuning, which is done in
     16 bit and with 8-bit optimizers as well.
@@ -92,9 +115,11 @@ def virtual_stages(notes: str, layers_per_rank: int) -> int:
     (2, 4, 1)
     >>> [virtual_stages(notes, 8) for notes in ("0 virtual stages", "0 layers a virtual stage", "99 virtual stages")]
     [1, 8, 8]
+    >>> [virtual_stages(notes, 8) for notes in ("VP 4", "vpp=2", "interleaved 1F1B, 8 model chunks", "virtual pipeline size 4")]
+    [4, 2, 8, 4]
     """
     if match := _STAGES_A_RANK.search(notes):
-        return max(1, min(int(match[1]), layers_per_rank))
+        return max(1, min(int(match[1] or match[2]), layers_per_rank))
     if match := _LAYERS_A_STAGE.search(notes):
         return max(1, layers_per_rank // max(1, int(match[1])))
     return 2 if re.search(r"\binterleaved\b", notes, re.IGNORECASE) else 1

@@ -15,14 +15,26 @@ from hpctrain.errors import ConfigError, Problem
 from hpctrain.plan.devices import Device, find_device
 from hpctrain.plan.flop_conventions import FlopConvention, published_convention
 from hpctrain.plan.model_shape import ModelShape
-from hpctrain.plan.speed.software import FP8_OVER_16_BIT, FP8_SHARE, UNMEASURED_SHARE, Software, sustained_rates
+from hpctrain.plan.speed.software import (
+    FP8_OVER_16_BIT,
+    FP8_SHARE,
+    HOST_ADAM,
+    UNMEASURED_SHARE,
+    Software,
+    sustained_rates,
+)
 from hpctrain.plan.speed.step_parts import Machine, Recomputation, Setup
+from hpctrain.plan.stated.known_hosts import host_memory_gb_per_s
 from hpctrain.plan.stated.known_networks import network_of
+from hpctrain.plan.stated.known_pipelines import pieces_of_rank
 from hpctrain.plan.stated.known_shapes import longest_sequence, named_columns
 from hpctrain.plan.stated.known_vocabularies import known_vocabulary
+from hpctrain.plan.stated.left_out import gpus_of_row, stage_of_offload, usual_gpus_per_node
 from hpctrain.plan.stated.plain_shape import plain_shape
-from hpctrain.plan.stated.remarks import checkpoints_on_host, checkpoints_split, virtual_stages
+from hpctrain.plan.stated.remarks import checkpoints_on_host, checkpoints_split
 from hpctrain.plan.stated.trainer import Trainer, find_trainer
+from hpctrain.plan.stated.unknown_kinds import unknown_kind
+from hpctrain.plan.stated.zero_variants import Stage3Variants, stage_3_variants
 from hpctrain.units import GIB
 
 StatedRow = Mapping[str, str | float | None]
@@ -40,19 +52,8 @@ WIDTH_OVER_DEPTH = 128
 _GATE_SHARE = 0.15
 """Parameters that two matrices leave unexplained before a third is taken; a gate is a fifth to a third of a block."""
 _GATED = re.compile(r"llama|qwen|mistral|gemma|olmo", re.IGNORECASE)
-_IN_NODE = re.compile(r"\bHSDP\b(?! =)")
-_PARTS = re.compile("hpz|qwz|qgz")
-_ADAPTERS = re.compile(r"\bq?lora\b|\badapters?\b|\bbnb\.", re.IGNORECASE)
-_TILED = re.compile(r"\bFPDT \(|\bALST\b|\btiled (mlp|loss|compute)|\bArctic ?(Training|Long)", re.IGNORECASE)
-_ONE_LAYER = re.compile(r"\bper-layer time\b|\bsingle layer\b", re.IGNORECASE)
-_SPARSE = re.compile(
-    r"mixtral|moe|\dx\d|\bgrok|deepseek-?v[23]|\bdbrx|\db-a\d+(?:\.\d)?b\b|gpt-oss|kimi-?k2", re.IGNORECASE
-)
-_USUAL_GPUS_PER_NODE = {"GH200": 4, "MI250X": 4, "GB200": 4, "GB300": 4, "MI300A": 4, "MAX": 6}
-"""Where it is not 8. Source: user guides of Alps (GH200), Frontier, Aurora and El Capitan (MI300A); GB200 NVL72's compute tray.
-A die or a stack that is a GPU of its own makes twice as many."""
-_USUAL_HOST_MEMORY_GB_PER_S = {"V100": 256.0, "A100": 409.0, "H100": 614.0, "H200": 614.0}
-"""Two sockets: six channels of DDR4-2666, eight of DDR4-3200, eight of DDR5-4800. Of others those of the A100, an assumption."""
+_IN_NODE = re.compile(r"\bHSDP\b(?! =)|\bzero1=[48]\b")
+"""The second as InternEvo's settings say it: optimizer states are sharded over that many ranks."""
 _RECOMPUTATION: dict[str, Recomputation] = {"none": "none", "selective": "selective", "full": "full"}
 _find_device = lru_cache(maxsize=256)(find_device)
 
@@ -93,7 +94,7 @@ def stated_run(row: StatedRow) -> StatedRun:
             that the planner has no rules for.
     """
     full, derived = derive(row)
-    device = _find_device(text_of(row, "gpu"), number_of(row, "gpu_mem_gb")) if text_of(row, "gpu") else None
+    device = _device(row)
     shape, parameters = row_shape(full)
     trainer = find_trainer(
         text_of(row, "source"),
@@ -103,11 +104,12 @@ def stated_run(row: StatedRow) -> StatedRun:
         has_offload=any(text_of(row, name) in ("cpu", "nvme") for name in ("offload_optimizer", "offload_param")),
         ref=text_of(row, "ref"),
         gpu=text_of(row, "gpu"),
+        model=text_of(row, "model"),
     )
     setup, setup_assumptions = _setup(full, shape)
     setup = _in_micro_batches(setup, trainer)
     machine, machine_assumptions = (None, ()) if device is None else _machine(full, device, trainer.software)
-    if machine and _has_part(row, "hpz"):
+    if machine and _variants(row).has_second_partition:
         of_a_node = max(1, machine.gpus_per_node // setup.tensor_degree)
         setup = replace(setup, second_partition_ranks=min(of_a_node, setup.zero_ranks))
     return StatedRun(
@@ -123,35 +125,39 @@ def stated_run(row: StatedRow) -> StatedRun:
     )
 
 
+def _device(row: StatedRow) -> Device | None:
+    gpu = text_of(row, "gpu")
+    return _find_device(gpu, number_of(row, "gpu_mem_gb")) if gpu else None
+
+
 def derive(row: StatedRow) -> tuple[dict[str, str | float | None], tuple[str, ...]]:
     """The row with layers, sequence, GPUs and batch filled in, and what was chosen rather than computed.
 
     A micro batch that is not stated is 1 here, and told by who chooses it (``choose_memory``).
 
     Raises:
-        ConfigError: neither layers and hidden size nor the parameters are stated, or neither GPUs nor degrees.
+        ConfigError: neither layers and hidden size nor the parameters are stated, or neither GPUs, nodes nor degrees.
     """
     full, chosen = dict(row), []
-    if _SPARSE.search(text_of(row, "model")):
-        raise _refusal(f"model={text_of(row, 'model')} is sparse, the planner knows dense decoders")
-    if _ADAPTERS.search(f"{text_of(row, 'notes')} {text_of(row, 'precision')}"):
-        raise _refusal("trains adapters; the planner knows runs that train all parameters")
-    if _TILED.search(f"{text_of(row, 'source')} {text_of(row, 'notes')}"):
-        raise _refusal(
-            "computes a sequence in pieces, one after the other; the planner knows blocks that see it at once"
-        )
-    if _ONE_LAYER.search(f"{text_of(row, 'model')} {text_of(row, 'notes')}"):
-        raise _refusal("is the time of a layer alone; the planner knows whole steps")
+    if kind := unknown_kind(*(text_of(row, name) for name in ("model", "source", "notes", "precision"))):
+        raise _refusal(kind)
     if named := named_columns(row):
         full |= named
         row = full
         chosen.append(f"{', '.join(named)} of the public model")
     missing = [name for name in ("layers", "hidden") if count_of(row, name) is None]
     unknown = [] if number_of(row, "params_b") else missing
-    if count_of(row, "num_gpus") is None and not any(count_of(row, name) for name in ("tp", "pp", "dp")):
+    gpus = None if count_of(row, "num_gpus") else gpus_of_row(row, _device(row))
+    if gpus is not None:
+        full["num_gpus"], words = gpus
+        chosen.append(words)
+    elif count_of(row, "num_gpus") is None:
         unknown.append("num_gpus")
     if unknown:
         raise _refusal(f"does not state {', '.join(unknown)}")
+    if (stage := stage_of_offload(row)) is not None:
+        full["zero_stage"] = stage
+        chosen.append(f"ZeRO stage {stage}, since states are offloaded")
     if missing:
         full |= _shape_of_parameters(row)
         chosen.append(f"{' and '.join(f'{name} {full[name]:g}' for name in missing)} from params_b")
@@ -159,9 +165,6 @@ def derive(row: StatedRow) -> tuple[dict[str, str | float | None], tuple[str, ..
         full["seq_len"] = longest_sequence(text_of(row, "model")) or ASSUMED_SEQ_LEN
         chosen.append(f"sequence {full['seq_len']}")
     model_parallel = math.prod(count_of(row, name) or 1 for name in ("tp", "pp", "cp_sp"))
-    if count_of(row, "num_gpus") is None:
-        full["num_gpus"] = model_parallel * (count_of(row, "dp") or 1)
-        chosen.append(f"{full['num_gpus']} GPUs from the degrees")
     data = count_of(row, "dp") or max(1, needed_count(full, "num_gpus") // model_parallel)
     micro, total = count_of(row, "micro_batch_per_gpu"), count_of(row, "global_batch")
     if micro is None:
@@ -213,10 +216,10 @@ def row_shape(row: StatedRow) -> tuple[ModelShape, float]:
         shape = replace(shape, tie_embeddings=not is_gated)
         return shape, shape.num_parameters
     candidates = [shape, replace(shape, tie_embeddings=False)]
-    if not is_gated and count_of(row, "ffn_hidden"):
+    is_short = shape.num_parameters < (1 - _GATE_SHARE) * stated * 1e9
+    if is_short and not is_gated and count_of(row, "ffn_hidden"):
         gated = _shape(row, True)
-        if shape.num_parameters < (1 - _GATE_SHARE) * stated * 1e9:
-            candidates += [gated, replace(gated, tie_embeddings=False)]
+        candidates += [gated, replace(gated, tie_embeddings=False)]
     return min(candidates, key=lambda candidate: abs(candidate.num_parameters - stated * 1e9)), stated * 1e9
 
 
@@ -261,12 +264,12 @@ def _machine(row: StatedRow, device: Device, software: Software) -> tuple[Machin
         assumptions.append(f"matmul rate of {UNMEASURED_SHARE:.0%} of the peak")
     family = device.family
     num_gpus, nodes = needed_count(row, "num_gpus"), count_of(row, "nodes")
-    gpus_per_node = math.ceil(num_gpus / nodes) if nodes else min(_usual_gpus_per_node(device), num_gpus)
+    gpus_per_node = math.ceil(num_gpus / nodes) if nodes else min(usual_gpus_per_node(device), num_gpus)
     words = "; ".join(text_of(row, name) for name in ("notes", "gpu", "source"))
-    network = network_of(words, family, device.link_gb_per_s is not None, gpus_per_node)
+    network = network_of(words, family, device.link_gb_per_s is not None, gpus_per_node, usual_gpus_per_node(device))
     if not network.is_stated and num_gpus > gpus_per_node:
         assumptions.append(f"network {network.gb_per_s * 8:g} Gb/s a node")
-    sustained = sustained_rates(family, software.own_kernels)
+    sustained = sustained_rates(family, software.own_kernels, device.name)
     fp8 = FP8_SHARE * device.achievable_tflops.get("fp8", FP8_OVER_16_BIT * achievable) * sustained.fp8
     machine = Machine(
         gpus_per_node=gpus_per_node,
@@ -275,18 +278,14 @@ def _machine(row: StatedRow, device: Device, software: Software) -> tuple[Machin
         link_gb_per_s=device.link_gb_per_s or device.host_link_gb_per_s,
         network_gb_per_s=network.gb_per_s,
         host_link_gb_per_s=device.host_link_gb_per_s,
-        host_memory_gb_per_s=_USUAL_HOST_MEMORY_GB_PER_S.get(family, _USUAL_HOST_MEMORY_GB_PER_S["A100"]),
+        host_memory_gb_per_s=host_memory_gb_per_s(family),
         sustained_matrix=sustained.matrix,
         sustained_attention=sustained.attention,
         half_rate_outputs=sustained.half_rate_outputs,
+        host_adam=HOST_ADAM.get(family, 1.0),
         block_tflops=fp8 if "fp8" in text_of(row, "precision").lower() and "fp8" in device.peak_tflops else None,
     )
     return machine, tuple(assumptions)
-
-
-def _usual_gpus_per_node(device: Device) -> int:
-    usual = _USUAL_GPUS_PER_NODE.get(device.family, 8)
-    return 2 * usual if {"GCD", "TILE"} & set(device.name.split("-")) else usual
 
 
 def _data_type(precision: str, device: Device) -> str:
@@ -313,6 +312,7 @@ def _setup(row: StatedRow, shape: ModelShape) -> tuple[Setup, tuple[str, ...]]:
         raise _refusal(f"pp={pp} is more than layers={shape.num_layers}")
     recomputation = _RECOMPUTATION.get(text_of(row, "activation_ckpt"))
     on_host = recomputation == "full" and checkpoints_on_host(notes)
+    variants = _variants(row)
     micro, total, seq_len = (needed_count(row, name) for name in ("micro_batch_per_gpu", "global_batch", "seq_len"))
     setup = Setup(
         shape=shape,
@@ -325,9 +325,9 @@ def _setup(row: StatedRow, shape: ModelShape) -> tuple[Setup, tuple[str, ...]]:
         sequence_degree=sp,
         zero_stage=count_of(row, "zero_stage") or 0,
         shard_within_node=bool(_IN_NODE.search(notes)),
-        quantized_weights=_has_part(row, "qwz"),
-        quantized_gradients=_has_part(row, "qgz"),
-        virtual_stages=virtual_stages(notes, shape.num_layers // pp),
+        quantized_weights=variants.narrow_gathers,
+        quantized_gradients=variants.narrow_sums,
+        virtual_stages=pieces_of_rank(f"{text_of(row, 'source')} {text_of(row, 'ref')}", notes, shape.num_layers, pp),
         recomputation=recomputation or "none",
         offload_optimizer=text_of(row, "offload_optimizer") in ("cpu", "nvme"),
         offload_param=text_of(row, "offload_param") in ("cpu", "nvme"),
@@ -338,16 +338,15 @@ def _setup(row: StatedRow, shape: ModelShape) -> tuple[Setup, tuple[str, ...]]:
     )
     assumptions = [] if recomputation else ["recomputation none"]
     if total % (micro * dp):
-        assumptions.append(f"{setup.num_micro_steps} micro steps, since {micro} x {dp} does not divide {total}")
+        assumptions.append(
+            f"micro steps rounded to {setup.num_micro_steps}, since {micro} x {dp} does not divide {total}"
+        )
     return setup, tuple(assumptions)
 
 
-def _has_part(row: StatedRow, part: str) -> bool:
-    """Whether a run in stage 3 has that part of ZeRO++: all three where none is named."""
-    if count_of(row, "zero_stage") != 3:
-        return False
-    words = text_of(row, "notes").lower()
-    return part in words if _PARTS.search(words) else "zero++" in words
+def _variants(row: StatedRow) -> Stage3Variants:
+    source = f"{text_of(row, 'source')} {text_of(row, 'ref')}"
+    return stage_3_variants(count_of(row, "zero_stage"), source, text_of(row, "notes"), text_of(row, "precision"))
 
 
 def _in_micro_batches(setup: Setup, trainer: Trainer) -> Setup:

@@ -10,9 +10,11 @@ from hpctrain.plan.flop_conventions import FlopConvention, convention_flops
 from hpctrain.plan.flops import tflops_per_gpu
 from hpctrain.plan.speed.step_parts import Setup, step_parts
 from hpctrain.plan.stated.cells import check_header, known_names, read_cells
+from hpctrain.plan.stated.contradictions import contradictions, reconciled
+from hpctrain.plan.stated.left_out import ZERO_OFFLOAD_STAGE, stage_of_offload
 from hpctrain.plan.stated.memory_choice import MemoryChoice, choose_memory
 from hpctrain.plan.stated.remarks import optimizer_is_open
-from hpctrain.plan.stated.run import StatedRow, StatedRun, count_of, stated_run, text_of
+from hpctrain.plan.stated.run import StatedRow, StatedRun, stated_run, text_of
 from hpctrain.units import GIB, gib
 
 ADDED = ("pred_step_time_s", "pred_tflops_per_gpu", "pred_peak_mem_gb", "pred_fits", "problem", "pred_assumptions")
@@ -20,8 +22,6 @@ ADDED = ("pred_step_time_s", "pred_tflops_per_gpu", "pred_peak_mem_gb", "pred_fi
 _CHOSEN_CONVENTION: FlopConvention = "palm"
 _DEGREE_COLUMNS = ("tp", "pp", "dp")
 _LOAD_COLUMNS = ("seq_len", "micro_batch_per_gpu")
-_OTHER_MODEL = 1.5
-"""Times the parameters of the shape: beyond what tables, norms and another count of them explain (1.15 in published rows)."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,10 @@ def plan_row(cells: Mapping[str, str], where: str) -> PlannedRow:
         where: file and row, for messages.
     """
     try:
-        row, unknown = known_names(read_cells(cells))
+        values, unknown = known_names(read_cells(cells))
+        row, dropped = reconciled(values)
         run = stated_run(row)
-        return _planned(row, run, where, unknown)
+        return _planned(row, run, where, [*unknown, *dropped])
     except ConfigError as error:
         return PlannedRow(problem=_text(where, error.problems))
 
@@ -90,7 +91,7 @@ def _planned(row: StatedRow, run: StatedRun, where: str, unknown: Iterable[Probl
     if run.machine is None and not any(problem.key == "gpu" for problem in problems):
         untold = "neither a step time nor a fit" if run.capacity_bytes is None else "no step time"
         problems.append(Problem("gpu", "", f"is not stated, so {untold} can be told", ""))
-    problems += _other_parameters(row, run)
+    problems += contradictions(row, run)
     fits, doubt = _fits(row, choice, run.capacity_bytes)
     if fits is False and run.capacity_bytes is not None:
         problems.append(_short(choice, run.capacity_bytes))
@@ -104,17 +105,6 @@ def _planned(row: StatedRow, run: StatedRun, where: str, unknown: Iterable[Probl
         problem=_text(where, problems),
         assumptions=(*run.assumptions, *chosen, *words),
     )
-
-
-def _other_parameters(row: StatedRow, run: StatedRun) -> list[Problem]:
-    """What is told where the stated shape is another model than the stated parameters, which the FLOP conventions with N take."""
-    counted = run.setup.shape.num_parameters
-    is_alike = 1 / _OTHER_MODEL <= run.num_parameters / counted <= _OTHER_MODEL
-    layers, hidden = count_of(row, "layers"), count_of(row, "hidden")
-    if is_alike or layers is None or hidden is None:
-        return []
-    rule = f"layers={layers} of hidden={hidden} have {counted / 1e9:.3g} billion parameters"
-    return [Problem("params_b", f"{run.num_parameters / 1e9:g}", rule, "one of them is wrong, or the model is sparse")]
 
 
 def _fits(row: StatedRow, choice: MemoryChoice, capacity_bytes: float | None) -> tuple[bool | None, str]:
@@ -132,6 +122,8 @@ def _fits(row: StatedRow, choice: MemoryChoice, capacity_bytes: float | None) ->
     if choice.fits and (open_load or (choice.setup.sequence_degree > 1 and row.get("cp_sp") is None)):
         names = ", ".join(open_load) or "cp_sp"
         return None, f"fits with what was taken for {names}, which the row does not state"
+    if choice.fits and stage_of_offload(row) == ZERO_OFFLOAD_STAGE:
+        return None, f"fits with ZeRO stage {ZERO_OFFLOAD_STAGE}, which the row does not state"
     if choice.fits and choice.chosen:
         return None, f"fits with {', '.join(choice.chosen)}, which the row does not state"
     if choice.fits is False and "seq_len" in open_load:

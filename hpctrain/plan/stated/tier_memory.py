@@ -13,6 +13,7 @@ from typing import Literal
 from hpctrain.plan.memory.terms import MemoryTerm
 from hpctrain.plan.speed.software import Software
 from hpctrain.plan.speed.step_parts import Setup
+from hpctrain.plan.stated.held_beyond import copied_bytes, first_bytes
 from hpctrain.plan.stated.memory_habits import (
     CACHED_SHARE,
     CACHED_SHARE_OF_ALL,
@@ -32,6 +33,7 @@ Reading = Literal["device", "reserved", "allocated"]
 """How a source measures: nvidia-smi on the first GPU, the allocator's reserved bytes, or what is allocated in them."""
 
 FLAT, KEPT, STASHED, WORKING, STEP, OUTSIDE = "flat", "kept", "stashed", "working", "step", "outside"
+COPIES = "copies"
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class RankTerm(MemoryTerm):
 
     phase: str = KEPT
     """``flat``: made once, before the first step; ``kept`` through the whole step; at the height of a pass ``stashed`` between
-    tensors that were given up again, or ``working``; ``step`` in the optimizer's step, ``outside`` the allocator."""
+    tensors that were given up again, or ``working``; ``step`` in the optimizer's step, and ``copies`` for its collectives;
+    ``outside`` the allocator."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,12 @@ class TierMemory:
     terms: tuple[RankTerm, ...]
     ranks_per_node: int
     has_flat_states: bool = True
+    copied_bytes: tuple[int, int] | None = None
+    """Of ``held_beyond``."""
+    first_bytes: int = 0
+    """The same."""
+    step_in_pieces: bool = False
+    """Of ``MemoryHabits``."""
 
     def gpu_bytes(self, *phases: str) -> int:
         """Sum of the GPU's terms of these phases."""
@@ -59,7 +68,7 @@ class TierMemory:
     @property
     def allocated_bytes(self) -> int:
         """Peak of what the allocator hands out: the height of a pass and the optimizer's step do not coincide."""
-        return self.gpu_bytes(FLAT, KEPT) + max(self.gpu_bytes(STASHED, WORKING), self.gpu_bytes(STEP))
+        return self.gpu_bytes(FLAT, KEPT) + max(self.gpu_bytes(STASHED, WORKING), self.gpu_bytes(COPIES, STEP))
 
     @property
     def needed_bytes(self) -> int:
@@ -86,15 +95,23 @@ class TierMemory:
         What is made once, or in the same order in every pass, has blocks of its size; gradients and block inputs are made
         between tensors that are given up again, and leave holes that fit no request. The flat vectors of an optimizer step are
         larger than these, so the allocator asks for new memory as long as the GPU has some, and gives blocks back only when it
-        has none.
+        has none. So it does for a copy whose predecessor a collective still reads; those of the reductions are free again when
+        the host has read whether gradients overflowed, and serve the optimizer.
         """
         if reading == "allocated":
             return self.allocated_bytes
         outside = self.gpu_bytes(OUTSIDE)
+        step = self.gpu_bytes(COPIES, STEP)
+        if self.copied_bytes is not None:
+            reduced, gathered = self.copied_bytes
+            step = max(reduced, self.gpu_bytes(STEP)) + gathered
+        elif self.step_in_pieces:
+            step = max(0, step - self.gpu_bytes(STASHED, WORKING))
         if self.has_flat_states:
-            reserved = self.gpu_bytes(FLAT, WORKING, STEP) + self.gpu_bytes(KEPT, STASHED) * (1 + CACHED_SHARE)
+            reserved = self.gpu_bytes(FLAT, WORKING) + step + self.gpu_bytes(KEPT, STASHED) * (1 + CACHED_SHARE)
         else:
-            reserved = self.gpu_bytes(FLAT, KEPT, STASHED, WORKING, STEP) * (1 + CACHED_SHARE_OF_ALL)
+            reserved = (self.gpu_bytes(FLAT, KEPT, STASHED, WORKING) + step) * (1 + CACHED_SHARE_OF_ALL)
+        reserved = max(reserved, self.first_bytes)
         if capacity_bytes is not None:
             reserved = max(self.needed_bytes - outside, min(reserved, capacity_bytes - outside))
         return reserved + (outside if reading == "device" else 0)
@@ -135,7 +152,10 @@ def rank_memory(
     """Memory of one pipeline rank, counted from 0; further arguments as ``tier_memory``."""
     per_node = min(gpus_per_node, setup.num_gpus)
     terms = _rank_terms(setup, software, habits, states, rank, per_node, context_gib)
-    return TierMemory(rank, terms, per_node, habits.flat_states)
+    parameters = rank_parameters(setup, rank_layers(setup, software, rank), rank)
+    first = first_bytes(setup, habits, parameters, _shard_ranks(setup, habits, per_node))
+    copied = copied_bytes(setup, habits, parameters)
+    return TierMemory(rank, terms, per_node, habits.flat_states, copied, first, habits.step_in_pieces)
 
 
 def _rank_terms(
@@ -275,7 +295,7 @@ def _communication_terms(setup: Setup, habits: MemoryHabits, parameters: float, 
     elements = shape.hidden_size**2 if habits.bucket_elements is None else habits.bucket_elements
     bucket = min(elements, parameters) * width
     if habits.reduces_at_boundary and setup.zero_stage < 2:
-        terms = [_gpu("reduction buckets", bucket, habits.source, STEP)]
+        terms = [_gpu("reduction buckets", bucket, habits.source, COPIES)]
     else:
         terms = [_gpu("reduction buckets", habits.buckets * bucket, habits.source)]
     if setup.zero_stage < 3:
@@ -373,4 +393,4 @@ def _list_terms(setup: Setup, habits: MemoryHabits, parameters: float) -> list[R
     if habits.gather_bucket is None or not 1 <= setup.zero_stage <= 2:
         return []
     pieces = max(1, parameters // habits.gather_bucket)
-    return [_gpu("gathered list", setup.bytes_per_element * parameters / pieces, habits.source, STEP)]
+    return [_gpu("gathered list", setup.bytes_per_element * parameters / pieces, habits.source, COPIES)]

@@ -5,16 +5,31 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from hpctrain.plan.speed.software import EAGER_ELEMENT_TRAFFIC, SOFTWARE, Software
-from hpctrain.plan.stated.memory_habits import FUSED_LOSS_BYTES, HABITS, MemoryHabits, of_hugging_face
+from hpctrain.plan.speed.software import Software
+from hpctrain.plan.stated.memory_habits import (
+    FUSED_LOSS_BYTES,
+    HABITS,
+    MemoryHabits,
+    of_fp16_megatron,
+    of_hugging_face,
+    with_liger_kernels,
+)
 from hpctrain.plan.stated.tier_memory import Reading, States
+from hpctrain.plan.stated.trainer_speed import (
+    FUSED_LOSS_WORDS,
+    HUGGING_FACE_WORDS,
+    LAST_WITHOUT_FLASH_ATTENTION,
+    MEGATRON_CORE_WORDS,
+    NEMO_WORDS,
+    Written,
+    worded_software,
+)
 
 _GENERATIONS = (
     ("on Azure", "deepspeed_2022"),
     ("llm-foundry", "fsdp"),
     ("fms-fsdp", "fsdp"),
     ("BigScience", "megatron_deepspeed_2022"),
-    ("Megatron-DeepSpeed", "megatron_deepspeed_2022"),
     ("SC21", "megatron_2021"),
     ("Megatron-LM README", "megatron_2021"),
     ("MT-NLG", "megatron_deepspeed_2022"),
@@ -30,11 +45,13 @@ _TORCH_1_WORDS = re.compile(r"\b(?:py)?torch[ =v]*1\.\d|mosaicgpt|metaseq|fairsc
 _DATE = re.compile(r"arxiv[: ]*(?P<paper>\d{4})\.\d{4,5}|\b20(?P<year>[12]\d)(?:-(?P<month>[01]\d))?\b", re.IGNORECASE)
 _LAST_OF_TORCH_1 = (23, 6)
 """Year and month until which what was published was measured with PyTorch 1: PyTorch 2.0 came in March 2023. How long a release
-takes to reach what is published is an assumption here and in the next two."""
+takes to reach what is published is an assumption here and in the next."""
 _LAST_OF_FIRST_ZERO_3 = (21, 12)
 """Between the sources of the two generations: SC21 is of November 2021, DeepSpeed on Azure of July 2022."""
-_LAST_WITHOUT_FLASH_ATTENTION = (22, 9)
-"""Its paper is of May 2022 (arXiv 2205.14135)."""
+_DAY = re.compile(r"\b20[12]\d-[01]\d(?:-[0-3]\d)?\b")
+_FIRST_OF_BF16_SUMS = "2022-02-28"
+"""DeepSpeed's BF16 optimizer: BigScience's table of 17 February sums gradients in bf16, that of the 28th in fp32 (bigscience,
+train/tr11-176B-ml/chronicles-prequel.md)."""
 _COMPILED_WORDS = re.compile(r"compile|maxtext|paxml|\bjax\b", re.IGNORECASE)
 _DEEPSPEED_WORDS = re.compile(r"deepspeed|\bzero\b|zero-", re.IGNORECASE)
 _ALLOCATED_SOURCES = ("low-precision master", "Megatron-DeepSpeed READMEs", "SimuMax", "LitGPT")
@@ -44,39 +61,32 @@ _ONE_SELECTION_WORDS = re.compile(r"torchtitan|selective[- ]op\b", re.IGNORECASE
 _WHOLE_BLOCKS_WORDS = re.compile(r"selective[- ]layer|every (?:second|other) block", re.IGNORECASE)
 _PURE_SOURCES = re.compile(r"^litgpt|torchtune", re.IGNORECASE)
 _ALLOCATED_WORDS = re.compile(r"\balloc(ated|ation)?\b|\bmemory active\b|\bactive memory\b")
-_FUSED_LOSS_WORDS = re.compile(r"llm-foundry|fused (cross.entropy|loss)|cross.entropy fusion", re.IGNORECASE)
+_LIGER_WORDS = re.compile(r"(?<!no )(?<!without )(?<!w/o )\bliger", re.IGNORECASE)
 _NO_LOGITS_WORDS = re.compile(
-    r"liger|chunked (?:cross[- ]?entropy|loss)|(?:fused[- ]linear|linear[- ]fused|cut)[- ]cross[- ]?entropy",
+    r"chunked (?:cross[- ]?entropy|loss)|(?:fused[- ]linear|linear[- ]fused|cut)[- ]cross[- ]?entropy",
     re.IGNORECASE,
 )
 """The output matrix is applied to a few tokens at a time, whose loss and gradient are formed at once."""
-_NEMO_WORDS = re.compile(r"\bnemo\b|dgx ?cloud|dgxc|megatron-bridge", re.IGNORECASE)
-_MEGATRON_CORE_WORDS = re.compile(rf"megatron.?core|\bmcore\b|transformer engine|{_NEMO_WORDS.pattern}", re.IGNORECASE)
 _MEGATRON_DEEPSPEED_WORDS = re.compile(
     r"megatron(?:-lm)?(?:[-/+&, ]| and )+deepspeed|deepspeed(?:[-/+&, ]| and )+megatron|gpt-neox|\bbloom\b",
     re.IGNORECASE,
 )
 _NEW_GPUS = re.compile(r"\bG?[HB][23]00|\bG?H100|\bMI3\d\d|\bmax\b|\bpvc\b", re.IGNORECASE)
 """On them Megatron-DeepSpeed is a later one than that of BLOOM and GPT-NeoX."""
-_FLASH_WORDS = re.compile(r"flash[- _]?att|\bxformers\b|\bsdpa\b|mosaicgpt", re.IGNORECASE)
-_BEFORE_AMPERE = re.compile(r"\bV100|\bT4\b|\bP100|\bTITAN|\bRTX 20", re.IGNORECASE)
-_NO_FLASH_WORDS = re.compile(r"\b(?:no|without|before) flash[- ]?att|\beager attention", re.IGNORECASE)
-_NO_SEQUENCE_PARALLEL_WORDS = re.compile(r"\b(?:no|without) (?:SP\b|sequence[- ]parallel)", re.IGNORECASE)
-_SEQUENCE_PARALLEL_WORDS = re.compile(r"\bsequence[- ]parallel|\bTP *\+ *SP\b", re.IGNORECASE)
-_AFTER_AMPERE = re.compile(r"\bG?[HB][23]00|\bG?H100", re.IGNORECASE)
-_HUGGING_FACE_WORDS = re.compile(
-    r"\bHF\b|hugging ?face|(?<![-\w])transformers\b|axolotl|llama-?factory"
-    r"|llama-?(?:recipes|cookbook)|\baccelerate\b|\btrl\b|fastchat|alpaca",
-    re.IGNORECASE,
-)
 _COUNTED_WORDS = re.compile(
     r"megatron|deepspeed|deepcompile|\bzero(?:[- ]?[123])?\b|zero-|bigscience"
     r"|nemo|torchtitan|torchtune|llm-foundry|fms-fsdp|nanotron|simumax|SC21|MT-NLG"
-    rf"|gpt-neox|ulysses|{_HUGGING_FACE_WORDS.pattern}",
+    rf"|gpt-neox|ulysses|{HUGGING_FACE_WORDS.pattern}",
     re.IGNORECASE,
 )
-_FUSED_BLOCK_WORDS = re.compile(r"\bliger|compile|\bfused (?:rms|norm|kernel)|\bunsloth|\bapex\b", re.IGNORECASE)
-_COMPILED_LOSS_YEARS = re.compile(r"20(2[5-9]|[3-9]\d)")
+_NORMED_QUERIES_WORDS = re.compile(r"qwen[- ]?3(?![.\db])|olmo[- ]?2|gemma[- ]?3|qk[- _]?(?:layer)?norm", re.IGNORECASE)
+"""Source: transformers, models/qwen3/modeling_qwen3.py (q_norm, k_norm), and Megatron-LM's option --qk-layernorm."""
+_FIRST_GATHERING_IN_PLACE = (24, 1)
+"""Source: DeepSpeed, pull request 4705 (all_gather_into_tensor)."""
+_PUBLISHED_SPEED_WORDS = re.compile(r"(?<!\d)2\d\.\d\d|perf|nemo|dgx", re.IGNORECASE)
+"""Megatron-Bridge's own results, by container or page."""
+_LOSS_DATE = re.compile(r"(?<!\d)20(?P<year>[2-9]\d)(?:-?(?P<month>[01]\d))?")
+_FIRST_OF_COMPILED_LOSS = ("25", "04")
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,7 @@ def find_trainer(
     has_offload: bool = False,
     ref: str = "",
     gpu: str = "",
+    model: str = "",
 ) -> Trainer:
     """The trainer that the words mean; without a known word DeepSpeed for stages 2 and 3 and for offload, else
     Megatron-LM.
@@ -118,6 +129,7 @@ def find_trainer(
         has_offload: states lie in host memory.
         ref: file or page of the row, whose date tells the version where that matters.
         gpu: as the row spells it; Megatron-LM on one that came after the A100 is of the time of Megatron-Core.
+        model: its name; some norm queries and keys.
 
     >>> find_trainer("pytorch/torchtitan", "", "bf16", 3).habits.name
     'fsdp'
@@ -126,7 +138,11 @@ def find_trainer(
     name = _generation(source, notes, zero_stage, gpu, written)
     words = f"{source} {notes}"
     habits = _habits(name, source, notes, precision, zero_stage, has_offload, ref)
-    software = _software(name, habits, words, gpu, written)
+    if habits.name == "megatron_deepspeed" and written is not None and written >= _FIRST_GATHERING_IN_PLACE:
+        habits = replace(habits, gather_bucket=None, awaits_collectives=True)
+    habits = replace(habits, normed_queries=bool(_NORMED_QUERIES_WORDS.search(f"{model} {notes}")))
+    is_megatron = habits.name == name == "megatron"
+    software = worded_software(name, source, notes, gpu, written, is_megatron, habits.sharded_master_only)
     chooses_blocks = habits.sharded_master_only and not _ONE_SELECTION_WORDS.search(f"{words} {ref}")
     is_counted = bool(_COUNTED_WORDS.search(words))
     return Trainer(software, habits, _states(precision, source), _reading(source, notes), is_counted, chooses_blocks)
@@ -144,19 +160,32 @@ def _habits(
         habits = HABITS["deepspeed_2022"]
     elif "Ulysses" in source:
         habits = HABITS["deepspeed_2022"]  # its experiments run in Megatron-DeepSpeed
-    if name != "nanotron" and _HUGGING_FACE_WORDS.search(words):
+    if name != "nanotron" and HUGGING_FACE_WORDS.search(words):
         habits = of_hugging_face(habits)
-    if _NO_LOGITS_WORDS.search(words):
+    if _LIGER_WORDS.search(words):
+        habits = with_liger_kernels(habits)
+    elif _NO_LOGITS_WORDS.search(words):
         habits = replace(habits, loss_bytes=0, split_loss_bytes=None, gated_loss_bytes=None)
-    elif _FUSED_LOSS_WORDS.search(words):
+    elif FUSED_LOSS_WORDS.search(words):
         habits = replace(habits, loss_bytes=FUSED_LOSS_BYTES, split_loss_bytes=None, gated_loss_bytes=None)
     elif name == "fsdp_compiled" and "torchtitan" in f"{words} {ref}":
         habits = _torchtitan_loss(habits, f"{words} {ref}")
-    if habits.name == "megatron" and _NEMO_WORDS.search(words):
-        # Its bf16 recipes reduce gradients as they are and fuse the loss.
-        # Source: NeMo, collections/llm/recipes/precision/mixed_precision.py (grad_reduce_in_fp32).
-        habits = replace(habits, gradient_bytes=2, loss_bytes=FUSED_LOSS_BYTES)
-    has_bf16_sums = "bf16" in precision and "before DeepSpeed's BF16 optimizer" not in notes
+    if habits.name == "megatron" and NEMO_WORDS.search(words):
+        # Its bf16 recipes reduce gradients as they are and fuse the loss; Megatron-Bridge's do where its speed is published.
+        # Source: NeMo, collections/llm/recipes/precision/mixed_precision.py (grad_reduce_in_fp32); Megatron-Bridge,
+        # training/mixed_precision.py (bf16_mixed) and scripts/performance.
+        of_library = "bridge" in words.lower() and not _PUBLISHED_SPEED_WORDS.search(f"{words} {ref}")
+        gradient_bytes = habits.gradient_bytes if of_library else 2
+        habits = replace(habits, gradient_bytes=gradient_bytes, loss_bytes=FUSED_LOSS_BYTES)
+    if habits.name == "megatron" and "fp16" in precision:
+        habits = of_fp16_megatron(habits)
+    if "ml-engineering" in source:
+        # No zero.Init, and DeepSpeed's own buckets. Source: ml-engineering, insights/when-to-upgrade-gpus/benchmark.py.
+        habits = replace(habits, whole_model_first=True, bucket_elements=HABITS[habits.name].bucket_elements)
+    if "BLOOM" in source:
+        # Their remedy for hangs was CUDA_LAUNCH_BLOCKING=1. Source: bigscience, train/tr11-176B-ml/chronicles-prequel.md.
+        habits = replace(habits, awaits_collectives=True)
+    has_bf16_sums = "bf16" in precision and min(_DAY.findall(words), default=_FIRST_OF_BF16_SUMS) >= _FIRST_OF_BF16_SUMS
     if habits.name == "megatron_deepspeed" and has_bf16_sums and (zero_stage or 0) < 2:
         # Its bf16 optimizer sums in fp32 (4) beside the gradients of the pass (2), and steps on the sums themselves.
         # Source: DeepSpeed, runtime/bf16_optimizer.py; runtime/pipe/engine.py, _exec_backward_pass.
@@ -170,49 +199,19 @@ def _habits(
     return habits
 
 
-def _software(name: str, habits: MemoryHabits, words: str, gpu: str, written: tuple[int, int] | None) -> Software:
-    """Of a generation, with what the words say of attention, of blocks and of sequence parallelism."""
-    software = SOFTWARE[name]
-    if habits.name == name == "megatron" and (_MEGATRON_CORE_WORDS.search(words) or _AFTER_AMPERE.search(gpu)):
-        software = SOFTWARE["megatron_core"]
-    software = _with_attention(software, words, gpu, written)
-    if name != "nanotron" and _HUGGING_FACE_WORDS.search(words) and not _FUSED_BLOCK_WORDS.search(words):
-        software = replace(software, element_traffic=max(software.element_traffic, EAGER_ELEMENT_TRAFFIC))
-    if habits.sharded_master_only:
-        # With tensor parallelism these trainers split norms and residuals over the sequence as well.
-        software = replace(software, sequence_parallel=True)
-    if _NO_SEQUENCE_PARALLEL_WORDS.search(words):
-        software = replace(software, sequence_parallel=False)
-    elif _SEQUENCE_PARALLEL_WORDS.search(words):
-        software = replace(software, sequence_parallel=True)
-    return software
-
-
 def _torchtitan_loss(habits: MemoryHabits, words: str) -> MemoryHabits:
-    """Its loss is compiled with the blocks since 2025, and was not before.
+    """Its loss is compiled with the blocks since April 2025, and was not before.
 
     Source: torchtitan, pull request 1033.
     """
-    if _COMPILED_LOSS_YEARS.search(words):
+    dates = [(match["year"], match["month"] or "12") for match in _LOSS_DATE.finditer(words)]
+    if max(dates, default=("", "")) >= _FIRST_OF_COMPILED_LOSS:
         return replace(habits, loss_bytes=FUSED_LOSS_BYTES, split_loss_bytes=None)
     eager = HABITS["fsdp"]
     return replace(habits, loss_bytes=eager.loss_bytes, split_loss_bytes=eager.split_loss_bytes)
 
 
-def _with_attention(software: Software, words: str, gpu: str, written: tuple[int, int] | None) -> Software:
-    """As the remarks say; where they say nothing, not fused before it was published or on GPUs that its kernels leave out."""
-    too_early = written is not None and written <= _LAST_WITHOUT_FLASH_ATTENTION
-    if _NO_FLASH_WORDS.search(words):
-        return replace(software, fused_attention=False)
-    if _FLASH_WORDS.search(words):
-        share = software.attention_share if software.fused_attention else Software.attention_share
-        return replace(software, fused_attention=True, attention_share=share)
-    if software.fused_attention and (too_early or _BEFORE_AMPERE.search(gpu)):
-        return replace(software, fused_attention=False, attention_share=SOFTWARE["megatron_2021"].attention_share)
-    return software
-
-
-def _written(words: str) -> tuple[int, int] | None:
+def _written(words: str) -> Written:
     """Year of the century and month in which a source was published, by dates and numbers of papers; None: it has none.
 
     The first of several; a year alone is taken for its end.
@@ -229,7 +228,7 @@ def _written(words: str) -> tuple[int, int] | None:
     return min(dates, default=None)
 
 
-def _generation(source: str, notes: str, zero_stage: int | None, gpu: str, written: tuple[int, int] | None) -> str:
+def _generation(source: str, notes: str, zero_stage: int | None, gpu: str, written: Written) -> str:
     remarks = f"{source} {notes}"
     of_torch_1 = bool(_TORCH_1_WORDS.search(remarks)) or (written is not None and written <= _LAST_OF_TORCH_1)
     without_compile = "no torch.compile" in notes.lower()
@@ -242,7 +241,7 @@ def _generation(source: str, notes: str, zero_stage: int | None, gpu: str, writt
             return name
     if zero_stage != 3 and _MEGATRON_DEEPSPEED_WORDS.search(remarks) and not _NEW_GPUS.search(gpu):
         return "megatron_deepspeed_2022"
-    if _MEGATRON_CORE_WORDS.search(remarks):
+    if MEGATRON_CORE_WORDS.search(remarks):
         return "megatron"
     if _FSDP_WORDS.search(remarks) and "DeepSpeed" not in source:
         if _COMPILED_WORDS.search(remarks) and not without_compile:
@@ -252,7 +251,7 @@ def _generation(source: str, notes: str, zero_stage: int | None, gpu: str, writt
         if written is not None and written <= _LAST_OF_FIRST_ZERO_3:
             return "deepspeed_2021"
         return "deepspeed_2022" if of_torch_1 else "deepspeed"
-    before_flash = written is not None and written <= _LAST_WITHOUT_FLASH_ATTENTION
+    before_flash = written is not None and written <= LAST_WITHOUT_FLASH_ATTENTION
     return "megatron_2021" if before_flash and not _NEW_GPUS.search(gpu) else "megatron"
 
 

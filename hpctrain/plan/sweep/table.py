@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from hpctrain.config.open_keys import AUTO, NEUTRAL
 from hpctrain.config.schema import Config, RunConfig
-from hpctrain.errors import Problem
+from hpctrain.errors import FORCED_KINDS, Problem
 from hpctrain.plan.auto.alternatives import CHOICE_NOTE
 from hpctrain.plan.cost.cost import RunCost, run_cost
 from hpctrain.plan.cost.options import CostOptions
@@ -213,8 +213,8 @@ def _memory(plan: RunPlan) -> str:
 
 
 def _is_refused(problems: Sequence[Problem]) -> bool:
-    """Whether more than memory or the site is short: then the rest of the plan is of a shape that nobody asked for."""
-    return any(problem.kind not in ("memory", "site") for problem in problems)
+    """Whether a rule is broken: then the rest of the plan is of a shape that nobody asked for."""
+    return any(problem.kind not in FORCED_KINDS for problem in problems)
 
 
 def _efficiency(point: PlannedPoint, group: Sequence[PlannedPoint]) -> tuple[float | None, int | None]:
