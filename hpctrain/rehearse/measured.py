@@ -10,7 +10,8 @@ from hpctrain.text_table import MISSING, aligned
 from hpctrain.units import duration_in_words, gib
 
 _OF_THE_MATMUL_RATE = ("matrix work", "attention")
-"""Parts of the predicted step that scale with ``hardware.achievable_tflops``."""
+"""Parts of the predicted step that scale with ``hardware.achievable_tflops``; attention but for what a row costs whatever its
+length, a few thousandths of a step."""
 _OF_ONE_RANK = (
     *_OF_THE_MATMUL_RATE,
     "element-wise work",
@@ -44,7 +45,7 @@ def compute_parts(parts_s: Mapping[str, float]) -> dict[str, float]:
 
 
 def correction(plan: RunPlan, predicted_s: Mapping[str, float], measured_s: float) -> str:
-    """The override under which the plan's own work of a rank lasts as long as it was measured.
+    """The override under which the plan's own work of a rank lasts as long as it was measured, to 0.5 %.
 
     All of the difference is given to the matmul rate: the two may differ in other parts too, which one number cannot tell. Empty:
     nothing was predicted, the parts that do not depend on the rate alone take longer than what was measured, or the rate would be

@@ -250,7 +250,7 @@ def test_the_correction_makes_the_plan_predict_what_was_measured(ratio: float) -
     assert override.startswith("hardware.achievable_tflops={bf16:")
     corrected = plan_of(*words, override).prediction
     assert corrected is not None
-    assert sum(compute_parts(corrected.parts_s).values()) == pytest.approx(ratio * sum(own.values()), rel=1e-3)
+    assert sum(compute_parts(corrected.parts_s).values()) == pytest.approx(ratio * sum(own.values()), rel=5e-3)
 
 
 def test_there_is_no_correction_where_the_rate_cannot_be_the_reason() -> None:

@@ -333,9 +333,11 @@ _DEEPSPEED = replace(
 _DEEPSPEED_LEAF_BLOCKS = replace(
     _DEEPSPEED,
     name="deepspeed_leaf_blocks",
-    fitted_on="nothing of its own, as deepspeed; small products and attention as fsdp; the host work of a block gathered as one"
-    " module as measured without a GPU (tests/bench/host_work.py)",
+    fitted_on="nothing of its own, as deepspeed; small products as fsdp, attention as fsdp_compiled; the host work of a block"
+    " gathered as one module as measured without a GPU (tests/bench/host_work.py)",
     half_rate_share=1.0,
+    attention_share=FLASH_2_SHARE,
+    attention_row_cost=FLASH_2_ROW_COST,
     host_s_per_block_pass=1.1e-3,
 )
 SOFTWARE: dict[str, Software] = {
