@@ -28,7 +28,10 @@ from hpctrain.errors import ConfigError, Problem, known_names_hint
 from hpctrain.secret_text import redact_override
 
 CONFIG_NAME = "config"
-_OPEN_MAPPINGS = ("env.", "cluster.extra.", "cluster.azureml.", "hardware.peak_tflops.", "hardware.sources.")
+_OPEN_MAPPINGS = (
+    *("env.", "cluster.extra.", "cluster.azureml."),
+    *("hardware.peak_tflops.", "hardware.achievable_tflops.", "hardware.sources."),
+)
 """Below these, names are the user's own."""
 _MOST_VALUES = 10_000
 """Of one key in a sweep; beyond it a number of a range is a slip."""

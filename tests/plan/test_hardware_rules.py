@@ -130,12 +130,12 @@ def test_what_contradicts_itself_is_refused(changes: dict[str, Any], expected: s
     assert str(problem).startswith(expected)
 
 
-def test_a_network_in_gbit_is_told() -> None:
-    (warning,) = hardware_warnings(dataclasses.replace(NODE, inter_node_gb_per_s=1600.0))
-    assert "hardware.inter_node_gb_per_s=1600 are 200 GB/s for each GPU" in warning
-    assert warning.endswith("if it is in Gb/s: 200")
+def test_a_network_in_gbit_is_refused() -> None:
+    (problem,) = hardware_problems(dataclasses.replace(NODE, inter_node_gb_per_s=1600.0))
+    assert str(problem).startswith("hardware.inter_node_gb_per_s=1600: are 200 GB/s for each GPU")
+    assert problem.fix == "if it is in Gb/s: 200"
     # At the limit of 4 x 25 GB/s for each of 8 GPUs it may be meant.
-    assert hardware_warnings(dataclasses.replace(NODE, inter_node_gb_per_s=800.0)) == []
+    assert hardware_problems(dataclasses.replace(NODE, inter_node_gb_per_s=800.0)) == []
 
 
 def test_a_network_in_terabytes_is_told() -> None:

@@ -326,3 +326,17 @@ def test_stage_2_of_that_time_is_deepspeeds() -> None:
         for stage, offload in ((0, False), (2, False), (0, True))
     ]
     assert kinds == ["megatron_2021", "megatron_deepspeed", "megatron_deepspeed"]
+
+
+@pytest.mark.parametrize(
+    ("source", "notes", "expected"),
+    [
+        ("Llama 3 (Meta)", "FSDP, ZeRO-2 like: parameters are not gathered again", False),
+        ("Llama 3 (Meta)", "Megatron-like FSDP", False),
+        ("pytorch/torchtitan", "FSDP", True),
+        ("some lab", "Megatron-LM", True),
+        ("some lab", "ZeRO-1", True),
+    ],
+)
+def test_words_of_other_software_beside_fsdp_count_nothing(source: str, notes: str, expected: bool) -> None:
+    assert find_trainer(source, notes, "bf16", 2 if "FSDP" in notes else 1).is_counted is expected

@@ -58,7 +58,7 @@ def _rate_problems(hardware: HardwareConfig) -> list[Problem]:
 
 
 def _link_problems(hardware: HardwareConfig) -> list[Problem]:
-    """Links faster than the memory at their ends."""
+    """Links faster than the memory at their ends, or than those behind them."""
     problems = []
     link, memory = hardware.intra_node_gb_per_s, hardware.gpu_memory_gb_per_s
     if link is not None and memory is not None and link > MOST_LINK_SHARE * memory:
@@ -77,18 +77,22 @@ def _link_problems(hardware: HardwareConfig) -> list[Problem]:
         problems.append(
             Problem("hardware.host_link_gb_per_s", f"{to_host:g}", rule, f"if it is in Gb/s: {to_host / 8:g}")
         )
+    network = hardware.inter_node_gb_per_s
+    if network is not None and to_host is not None and network / hardware.gpus_per_node > MOST_NETWORK_SHARE * to_host:
+        rule = (
+            f"are {network / hardware.gpus_per_node:g} GB/s for each GPU, more than {MOST_NETWORK_SHARE:g} x"
+            f" hardware.host_link_gb_per_s={to_host:g}, and adapters hang on links as fast"
+        )
+        problems.append(
+            Problem("hardware.inter_node_gb_per_s", f"{network:g}", rule, f"if it is in Gb/s: {network / 8:g}")
+        )
     return problems
 
 
 def hardware_warnings(hardware: HardwareConfig) -> list[str]:
     """What is possible and most often a wrong unit."""
     warnings = gpu_warnings(hardware)
-    network, link = hardware.inter_node_gb_per_s, hardware.host_link_gb_per_s
-    if network is not None and link is not None and network / hardware.gpus_per_node > MOST_NETWORK_SHARE * link:
-        warnings.append(
-            f"hardware.inter_node_gb_per_s={network:g} are {network / hardware.gpus_per_node:g} GB/s for each GPU, more than"
-            f" {MOST_NETWORK_SHARE:g} x hardware.host_link_gb_per_s={link:g}; if it is in Gb/s: {network / 8:g}"
-        )
+    network = hardware.inter_node_gb_per_s
     if network is not None and hardware.device == "cuda" and network < LEAST_NETWORK_GB_PER_S:
         warnings.append(
             f"hardware.inter_node_gb_per_s={network:g} is {8 * network:g} Gb/s for a node of {hardware.gpus_per_node} GPUs: a"

@@ -79,6 +79,10 @@ _COUNTED_WORDS = re.compile(
     rf"|gpt-neox|ulysses|{HUGGING_FACE_WORDS.pattern}",
     re.IGNORECASE,
 )
+_COUNTED_FSDP_WORDS = re.compile(
+    rf"nemo|torchtitan|torchtune|llm-foundry|fms-fsdp|{HUGGING_FACE_WORDS.pattern}", re.IGNORECASE
+)
+"""With FSDP: its rows speak of ZeRO's stages, and of Megatron's degrees, without its software."""
 _NORMED_QUERIES_WORDS = re.compile(r"qwen[- ]?3(?![.\db])|olmo[- ]?2|gemma[- ]?3|qk[- _]?(?:layer)?norm", re.IGNORECASE)
 """Source: transformers, models/qwen3/modeling_qwen3.py (q_norm, k_norm), and Megatron-LM's option --qk-layernorm."""
 _FIRST_GATHERING_IN_PLACE = (24, 1)
@@ -144,7 +148,8 @@ def find_trainer(
     is_megatron = habits.name == name == "megatron"
     software = worded_software(name, source, notes, gpu, written, is_megatron, habits.sharded_master_only)
     chooses_blocks = habits.sharded_master_only and not _ONE_SELECTION_WORDS.search(f"{words} {ref}")
-    is_counted = bool(_COUNTED_WORDS.search(words))
+    known = _COUNTED_FSDP_WORDS if habits.sharded_master_only else _COUNTED_WORDS
+    is_counted = bool(known.search(words))
     return Trainer(software, habits, _states(precision, source), _reading(source, notes), is_counted, chooses_blocks)
 
 
