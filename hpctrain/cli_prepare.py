@@ -153,7 +153,8 @@ def _summary(prefix: Path, manifest: Manifest, seconds: float) -> str:
         ("input", f"{len(manifest.inputs):,} files, {num_bytes / _MB:,.1f} MB, in {seconds:,.1f} s"),
         (
             "train",
-            f"python -m hpctrain data=tokens {typed_override('data.path', str(prefix))} model.vocab_size={record.vocab_size} ...",
+            f"python -m hpctrain model=tiny cluster=local data=tokens {typed_override('data.path', str(prefix))}"
+            f" model.vocab_size={record.vocab_size}",
         ),
     )
     return "\n".join(printable(f"{name:<10} {text}", kept="") for name, text in rows)
