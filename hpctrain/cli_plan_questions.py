@@ -187,8 +187,6 @@ def _freed(point: Point, option: str) -> Point:
     changes: dict[str, Any] = {"micro_batch_size": None}
     if "training.activation_checkpointing" in open_keys and not training.offload_activations:
         changes["activation_checkpointing"] = None
-    if "training.gradient_accumulation_steps" in open_keys:
-        changes["gradient_accumulation_steps"] = None
     config = dataclasses.replace(closed.config, training=dataclasses.replace(training, **changes))
     return dataclasses.replace(closed, config=config)
 

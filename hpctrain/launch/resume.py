@@ -66,7 +66,8 @@ class ResumeChanges:
     def to_freeze(self, held: Config) -> Config:
         """The planned configuration as the run folder keeps it: what nobody stated stays open."""
         training, own = held.training, self.config.training
-        open_still = {name: getattr(own, name) for name in ("micro_batch_size", "activation_checkpointing")}
+        names = ("micro_batch_size", "gradient_accumulation_steps", "activation_checkpointing")
+        open_still = {name: getattr(own, name) for name in names}
         kept = dataclasses.replace(held, parallelism=self.config.parallelism, run=self.config.run)
         return dataclasses.replace(kept, training=dataclasses.replace(training, **open_still))
 
@@ -154,14 +155,19 @@ def _is_spread_anew(changed: ChangedConfig) -> bool:
 
 
 def _settings_of_before(run: RunPaths, config: Config) -> Config | None:
-    """The configuration with micro batch, recomputation and offload ratio as the run has them; None: all of it is stated."""
+    """The configuration with batch, recomputation and offload ratio as the run has them; None: all of it is stated."""
     training = config.training
-    is_open = None in (training.micro_batch_size, training.activation_checkpointing)
+    is_batch_open = training.global_batch_size is None and training.gradient_accumulation_steps is None
+    is_open = is_batch_open or None in (training.micro_batch_size, training.activation_checkpointing)
     if training.payload != "train" or not (is_open or is_fitted(config.parallelism)):
         return None
     plan = read_plan(run)
     moved = moved_as_planned(plan, config) if is_fitted(config.parallelism) else {}
-    stated = with_passes(config, plan.batch.micro_batch_size, plan.activation_checkpointing)
+    if is_batch_open:
+        training = dataclasses.replace(training, gradient_accumulation_steps=plan.batch.gradient_accumulation_steps)
+    stated = with_passes(
+        dataclasses.replace(config, training=training), plan.batch.micro_batch_size, plan.activation_checkpointing
+    )
     return dataclasses.replace(stated, parallelism=dataclasses.replace(config.parallelism, **moved))
 
 

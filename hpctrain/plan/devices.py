@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from hpctrain.errors import ConfigError, Problem, known_names_hint
 
+ALLOCATABLE_SHARE = 0.99
+"""Of the memory in a GPU's name, by public out-of-memory reports."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -28,6 +31,11 @@ class Device:
     source: str
     achievable_tflops: dict[str, float] = field(default_factory=dict)
     """Best measured matmul rate by data type; empty: nobody has published one."""
+
+    @property
+    def allocatable_gib(self) -> float:
+        """What a process can allocate."""
+        return ALLOCATABLE_SHARE * self.memory_gb
 
     @property
     def family(self) -> str:

@@ -8,6 +8,7 @@ from hpctrain.config.schema import TrainingConfig
 from hpctrain.errors import Problem
 from hpctrain.plan.batch_ramp import RampStage, ramp_problems, ramp_stages, samples_before, stage_of
 from hpctrain.plan.divisors import nearest_spread
+from hpctrain.plan.held_sequences import sequences_per_gpu
 
 
 @dataclass(frozen=True)
@@ -144,17 +145,18 @@ class Batch:
 
 
 def resolve_batch(
-    training: TrainingConfig, micro_batch_size: int, data_parallel_degree: int, seq_len: int
+    training: TrainingConfig, micro_batch_size: int, layout: Layout, seq_len: int
 ) -> tuple[Batch, tuple[Problem, ...]]:
     """Fills in the missing corner of the batch triangle, or says which rule is broken; a ramp leads to the batch that it gives.
 
-    With neither global batch nor accumulation given, accumulation is 1.
+    With neither global batch nor accumulation given, accumulation is that of ``held_accumulation``.
     """
+    data_parallel_degree = layout.data_parallel_degree
     per_micro_step = micro_batch_size * data_parallel_degree
     global_batch, accumulation = training.global_batch_size, training.gradient_accumulation_steps
     problems: tuple[Problem, ...] = ()
     if global_batch is None:
-        accumulation = accumulation or 1
+        accumulation = accumulation or held_accumulation(layout, micro_batch_size, seq_len)
         global_batch = per_micro_step * accumulation
     elif global_batch % per_micro_step:
         below = global_batch // per_micro_step * per_micro_step
@@ -186,3 +188,31 @@ def resolve_batch(
         problems = tuple(ramp_problems(stated, global_batch, micro_batch_size, data_parallel_degree))
         ramp = () if problems else ramp_stages(stated.start, stated.increment, stated.samples, global_batch)
     return Batch(micro_batch_size, accumulation, global_batch, seq_len, ramp), problems
+
+
+def held_accumulation(layout: Layout, micro_batch_size: int, seq_len: int) -> int:
+    """Micro steps where neither they nor the global batch are stated.
+
+    A pipeline works on several micro batches at a time: with one, every stage waits for all others. It takes the whole micro
+    batches in the step that ``parallelism=auto`` holds, at least 1; without a pipeline nothing is gained but a larger batch.
+
+    Args:
+        layout: of the ranks.
+        micro_batch_size: sequences.
+        seq_len: tokens of a sequence.
+
+    >>> held_accumulation(Layout(8, 8, 8, 4), 3, 2048), held_accumulation(Layout(8, 8, 8), 3, 2048)
+    (85, 1)
+    """
+    if layout.pipeline_parallel_size == 1:
+        return 1
+    return max(1, held_share(layout, seq_len) // micro_batch_size)
+
+
+def held_share(layout: Layout, seq_len: int) -> int:
+    """Sequences of one replica in the step that ``parallelism=auto`` holds.
+
+    >>> held_share(Layout(8, 8, 8, 4), 2048), held_share(Layout(8, 8, 8, 4), 8192)
+    (256, 64)
+    """
+    return sequences_per_gpu(seq_len) * layout.ranks_per_replica

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from hpctrain.config.calibration import Calibration
 from hpctrain.config.schema import ActivationCheckpointing, Config, TrainingConfig
 from hpctrain.plan.divisors import divisors, powers_and_halves
+from hpctrain.plan.held_sequences import MOST_SEQUENCES_PER_GPU, sequences_per_gpu
 from hpctrain.plan.layout import Layout, resolve_batch
 from hpctrain.plan.memory.decoder_activations import DecoderActivations
 from hpctrain.plan.memory.estimate import USED_AT_MOST, MemoryEstimate, estimate_memory
@@ -18,12 +19,13 @@ from hpctrain.plan.memory.fitted_ratio import is_fitted, with_least_moved
 from hpctrain.plan.memory.settings import Settled, resolved_work, settled, with_passes, with_tiers
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.rank_work import RankWork
+from hpctrain.plan.rules.capacity import counted_hardware
 from hpctrain.plan.rules.compile import recomputation_modes
 from hpctrain.plan.search.candidate import Candidate
-from hpctrain.plan.search.held_batch import LARGEST_MICRO_BATCH, MOST_SEQUENCES_PER_GPU
+from hpctrain.plan.search.held_batch import LARGEST_MICRO_BATCH
 from hpctrain.plan.search.plainness import NOISE, plainness
 from hpctrain.plan.speed.step_time import prediction_gap, step_seconds
-from hpctrain.units import GIB
+from hpctrain.units import GIB, counted
 
 _MOST_LISTED = 8
 _HOW = {"none": "without recomputation", "selective": "with selective recomputation", "full": "with full recomputation"}
@@ -121,12 +123,12 @@ def _options(config: Config, shape: ModelShape, layout: Layout) -> list[_Option]
     seq_len = training.seq_len or shape.max_seq_len
 
     def all_of(size: int, mode: ActivationCheckpointing) -> Settled:
-        batch, problems = resolve_batch(training, size, layout.data_parallel_degree, seq_len)
+        batch, problems = resolve_batch(training, size, layout, seq_len)
         work = resolved_work(tiered, shape, layout, batch, config.precision, mode)
         return Settled(tiered, problems, work, tuple(notes))
 
     # More than 8 are taken for their gain: where that is predicted, and it is known what they have to fit into.
-    has_gain = config.hardware.gpu_memory_gib is not None and not prediction_gap(all_of(1, modes[0]).work)
+    has_gain = counted_hardware(config).gpu_memory_gib is not None and not prediction_gap(all_of(1, modes[0]).work)
     most = LARGEST_MICRO_BATCH if has_gain else MOST_SEQUENCES_PER_GPU
     sizes = micro_batch_sizes(training, layout.data_parallel_degree, most)
     found = [all_of(size, mode) for size in reversed(sizes) for mode in modes]
@@ -223,16 +225,23 @@ def _fastest(options: Sequence[_Option], looks: _Looks) -> list[_Found]:
 def _notes(config: Config, work: RankWork, why: str) -> tuple[str, ...]:
     """A sentence for what was not stated."""
     training, notes = config.training, list[str]()
-    size, mode = work.batch.micro_batch_size, work.checkpointing
+    batch, mode, size = work.batch, work.checkpointing, work.batch.micro_batch_size
+    is_batch_open = training.global_batch_size is None and training.gradient_accumulation_steps is None
+    is_held = is_batch_open and work.layout.pipeline_parallel_size > 1
     if training.micro_batch_size is None:
         is_most = training.global_batch_size is None and size == MOST_SEQUENCES_PER_GPU
-        bound = (
-            f"; {size} is the most without a training.global_batch_size, since a step grows with it" if is_most else ""
-        )
+        grows = "" if is_held else ", since a step grows with it"
+        bound = f"; {size} is the most without a training.global_batch_size{grows}" if is_most else ""
         notes.append(f"training.micro_batch_size not stated: {size}, {why}{bound}")
     if training.activation_checkpointing is None:
         reason = f", {_reason(config, mode)} at a micro batch of {size}" if _has_capacity(config) else ""
         notes.append(f"training.activation_checkpointing not stated: {mode}{reason}")
+    if is_held:
+        per_gpu = counted(sequences_per_gpu(batch.seq_len), "sequence")
+        notes.append(
+            f"training.gradient_accumulation_steps not stated: {batch.gradient_accumulation_steps}, the whole micro batches of a"
+            f" step with {per_gpu} a GPU ({batch.global_batch_size:,} in all); fewer leave the pipeline's stages idle"
+        )
     return tuple(notes)
 
 
@@ -269,4 +278,5 @@ def _reason(config: Config, mode: ActivationCheckpointing) -> str:
 
 
 def _has_capacity(config: Config) -> bool:
-    return config.hardware.gpu_memory_gib is not None or config.hardware.host_memory_gib is not None
+    hardware = counted_hardware(config)
+    return hardware.gpu_memory_gib is not None or hardware.host_memory_gib is not None

@@ -31,6 +31,7 @@ from hpctrain.plan.nvme.config import with_nvme
 from hpctrain.plan.nvme.need import NvmeNeed, nvme_need, nvme_notes, nvme_problems, nvme_warnings
 from hpctrain.plan.open_settings import choose_settings
 from hpctrain.plan.rank_work import RankWork
+from hpctrain.plan.rules.capacity import asked_memory, capacity_notes, capacity_problems
 from hpctrain.plan.rules.chain import chain_notes, chain_problems, chain_warnings
 from hpctrain.plan.rules.compile import compile_notes, compile_problems
 from hpctrain.plan.rules.data import data_problems
@@ -160,7 +161,8 @@ def build_run_plan(config: Config, assumptions: tuple[str, ...] = ()) -> RunPlan
     """
     shape, shape_problems = resolve_model_shape(config.model)
     layout, layout_problems = resolve_layout(config)
-    (_, batch_problems, work, of_tiers), memory, of_choice = choose_settings(config, shape, layout)
+    (_, batch_problems, work, of_tiers), estimate, of_choice = choose_settings(config, shape, layout)
+    memory = dataclasses.replace(estimate, asked_memory=asked_memory(config))
     config = dataclasses.replace(config, parallelism=work.parallelism)
     parallelism, training, hardware, precision = config.parallelism, config.training, config.hardware, config.precision
     batch, seq_len = work.batch, work.batch.seq_len
@@ -221,7 +223,8 @@ def with_memory_of(rank: int, plan: RunPlan, config: Config) -> RunPlan:
         plan: of the configuration.
         config: what the plan was built from.
     """
-    return dataclasses.replace(plan, memory=estimate_memory(planned_work(config, plan), rank))
+    memory = estimate_memory(planned_work(config, plan), rank)
+    return dataclasses.replace(plan, memory=dataclasses.replace(memory, asked_memory=plan.memory.asked_memory))
 
 
 def planned_work(config: Config, plan: RunPlan) -> RankWork:
@@ -265,7 +268,8 @@ def _notes(
     """What the plan chose; a launch check builds no model, so nothing is chosen for one."""
     of_loss = loss_chunk_notes(config.training, work.loss_chunk_size, work.tokens)
     of_compiler = compile_notes(config.training)
-    of_memory = (*of_choice, *of_loss, *of_compiler) if config.training.payload == "train" else ()
+    of_gpu = capacity_notes(config.hardware)
+    of_memory = (*of_gpu, *of_choice, *of_loss, *of_compiler) if config.training.payload == "train" else ()
     return (*of_memory, *chain_notes(config, prediction.step_time_s if prediction else None))
 
 
@@ -284,7 +288,7 @@ def _other_problems(config: Config, work: RankWork, slurm: SlurmRequest) -> tupl
     shape, seq_len = work.shape, work.batch.seq_len
     return (
         *(each for each in hardware_problems(config.hardware) if each.kind == "rate"),
-        *(rate_problems(work) if config.training.payload == "train" else ()),
+        *((*capacity_problems(config.hardware), *rate_problems(work)) if config.training.payload == "train" else ()),
         *precision_problems(config),
         *value_problems(config, shape, seq_len),
         *data_problems(config),

@@ -174,13 +174,14 @@ def test_a_plain_plan_does_not_load_the_questions() -> None:
         "model=13b nodes=2 hardware=ndm_a100_v4",
         "model=28b nodes=3 hardware=ndm_a100_v4 parallelism.sequence_parallel_size=8",
         "model=125m nodes=2 hardware=ndm_a100_v4 training.offload_activations=true training=benchmark",
+        "model=llama3_8b nodes=2 hardware=ndm_a100_v4",
     ],
-    ids=["all-open", "degree-stated", "inputs-on-host"],
+    ids=["all-open", "degree-stated", "inputs-on-host", "accumulation"],
 )
 def test_the_best_micro_batch_is_planned_with_the_words_that_it_says(
     words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The form was chosen before the micro batch was varied; with another micro batch the search takes another form."""
+    """Form and accumulation were chosen before the micro batch was varied; with another one the search takes others."""
     answer = told_json(capsys, "--best-micro-batch", *words.split())
     text = told(capsys, "--best-micro-batch", *words.split())
     (line,) = (line for line in text.splitlines() if line.startswith("plan it with "))
@@ -188,5 +189,7 @@ def test_the_best_micro_batch_is_planned_with_the_words_that_it_says(
     assert typed[0].startswith("parallelism=")
     found = told_json(capsys, *words.split(), *typed)
     assert found["prediction"]["tokens_per_s"] == pytest.approx(answer["best"]["tokens_per_s"])
+    plain = told_json(capsys, *words.split())
+    assert found["prediction"]["tokens_per_s"] >= 0.999 * plain["prediction"]["tokens_per_s"]
     stated = told(capsys, "--best-micro-batch", "model=13b", *ZERO3)
     assert "\nplan it with training.micro_batch_size=" in stated

@@ -193,6 +193,22 @@ def test_what_the_plan_chose_stays_whatever_was_calibrated_since(run: RunPaths) 
     assert spread.config.training.global_batch_size == begun.batch.global_batch_size
 
 
+def test_a_pipeline_keeps_the_accumulation_that_followed_from_the_batch_it_held(run: RunPaths) -> None:
+    """As a run that another rule planned: with 5 micro steps, where 8 sequences a GPU are 8 x 4 / 2 = 16 by the one of today."""
+    words = ("model=1.3b", "parallelism=zero1", "parallelism.pipeline_parallel_size=4", "nodes=2", "cluster=slurm")
+    settings = ("training.micro_batch_size=2", "training.activation_checkpointing=full", "training.warmup_steps=2")
+    (point,) = compose_points([*words, *settings, "hardware=ndm_a100_v4"], multirun=False)
+    today = build_run_plan(point.config)
+    training = dataclasses.replace(point.config.training, gradient_accumulation_steps=5)
+    begun = build_run_plan(dataclasses.replace(point.config, training=training))
+    assert (today.batch.gradient_accumulation_steps, begun.batch.gradient_accumulation_steps) == (16, 5)
+    run.config.write_text(config_text(point.config), encoding="utf-8")
+    run.plan.write_text(begun.to_json(), encoding="utf-8")
+    changes = resumed_config(run, read_config(run), ResumeRequest(("run.note=x",)))
+    assert build_run_plan(changes.to_plan).batch == begun.batch
+    assert changes.to_freeze(changes.to_plan).training.gradient_accumulation_steps is None
+
+
 def test_failed_nodes_are_offered_or_left_out(run: RunPaths) -> None:
     ends = [("node_failure", "h04"), ("exception", "h01"), ("node_failure", "h04,h02")]
     for number, (reason, node) in enumerate(ends, start=1):

@@ -91,6 +91,18 @@ def test_530b_on_128_nodes_is_no_slower_than_the_published_form() -> None:
     assert plan.memory.fits_with_headroom
 
 
+def test_a_pipeline_of_one_micro_step_is_typed_with_it() -> None:
+    """Where it is left out a pipeline takes as many as fill it; one of 16 sequences is faster where each has 16 tokens."""
+    words = ("model=125m", "nodes=1", "parallelism.pipeline_parallel_size=2", "training.seq_len=16")
+    plan = planned(*words, "parallelism=auto")
+    assert plan.choice is not None
+    chosen = plan.choice.alternatives[0]
+    assert (plan.batch.gradient_accumulation_steps, chosen.gradient_accumulation_steps) == (1, 1)
+    assert "training.gradient_accumulation_steps=1" in chosen.overrides
+    (point,) = compose_points([*words, *chosen.overrides], multirun=False)
+    assert build_run_plan(point.config).batch == plan.batch
+
+
 def test_the_first_alternative_is_the_plan_and_typing_another_gives_it() -> None:
     words = ("model=1.3b", "nodes=2")
     plan = planned(*words, "parallelism=auto")

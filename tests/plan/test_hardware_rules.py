@@ -132,10 +132,15 @@ def test_what_contradicts_itself_is_refused(changes: dict[str, Any], expected: s
 
 def test_a_network_in_gbit_is_refused() -> None:
     (problem,) = hardware_problems(dataclasses.replace(NODE, inter_node_gb_per_s=1600.0))
-    assert str(problem).startswith("hardware.inter_node_gb_per_s=1600: are 200 GB/s for each GPU")
+    assert str(problem).startswith("hardware.inter_node_gb_per_s=1600: is more than 4 x hardware.host_link_gb_per_s=25")
     assert problem.fix == "if it is in Gb/s: 200"
     # At the limit of 4 x 25 GB/s for each of 8 GPUs it may be meant.
     assert hardware_problems(dataclasses.replace(NODE, inter_node_gb_per_s=800.0)) == []
+    # The network of eight GPUs stays possible where one of them is planned.
+    alone = dataclasses.replace(NODE, inter_node_gb_per_s=200.0, gpus_per_node=1)
+    assert hardware_problems(alone) == []
+    (warning,) = hardware_warnings(alone)
+    assert warning.startswith("hardware.inter_node_gb_per_s=200 are 200 GB/s for each GPU")
 
 
 def test_a_network_in_terabytes_is_told() -> None:

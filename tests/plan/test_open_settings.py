@@ -51,6 +51,8 @@ CASES = {
     "fitted, batch": "model=13b parallelism=zero_cache nodes=1 training.global_batch_size=96",
     "micro stated": "model=13b parallelism=zero3 nodes=2 training.micro_batch_size=6",
     "recomputation stated": "model=13b parallelism=zero3 nodes=2 training.activation_checkpointing=full",
+    "pipeline": "model=llama3_70b parallelism=zero1 nodes=8 parallelism.tensor_parallel_size=8"
+    " parallelism.pipeline_parallel_size=4",
 }
 
 
@@ -163,11 +165,11 @@ def test_many_sizes_are_told_by_their_ends() -> None:
     ("words", "micro", "mode", "told"),
     [
         ("hardware.gpu_memory_gb_per_s=null", 4, "none", "the largest of 1, 2, 3, 4, 6, 8 without recomputation (with"),
-        ("hardware.gpu_memory_gib=null", 8, "none", "the fastest of 1, 2, 3, 4, 6, 8 as predicted (with a tenth"),
+        ("hardware.gpu_memory_gib=null", 4, "none", "the fastest of 1, 2, 3, 4, 6, 8 as predicted (with a tenth"),
         ("hardware.gpu_memory_gib=13", 1, "full", "1, and even that does not fit"),
         ("hardware.gpu_memory_gib=19.5", 1, "full", "which leaves less than a tenth of the memory free"),
     ],
-    ids=["no-rates", "no-capacity", "too-small", "tight"],
+    ids=["no-rates", "of-the-table", "too-small", "tight"],
 )
 def test_what_is_not_known_or_does_not_fit(words: str, micro: int, mode: str, told: str) -> None:
     plan = build_run_plan(config_of(f"{CASES['stage 3']} {words}"))
@@ -184,6 +186,50 @@ def test_without_a_prediction_no_more_than_eight_are_taken() -> None:
         <= 8
         < build_run_plan(config_of(CASES["short, batch"])).batch.micro_batch_size
     )
+
+
+PIPELINE = (
+    "model=llama3_70b nodes=8 parallelism=megatron_3d parallelism.tensor_parallel_size=8"
+    " parallelism.pipeline_parallel_size=4"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "accumulation", "sequences"),
+    [
+        ("training.micro_batch_size=1", 64, 128),
+        ("training.micro_batch_size=3", 21, 126),
+        ("training.micro_batch_size=1 training.seq_len=2048", 256, 512),
+        ("training.micro_batch_size=100", 1, 200),
+        ("training.micro_batch_size=1 parallelism.pipeline_parallel_size=1", 1, 8),
+        ("training.micro_batch_size=1 training.gradient_accumulation_steps=7", 7, 14),
+        ("training.micro_batch_size=1 training.global_batch_size=24", 12, 24),
+    ],
+    ids=["two-a-gpu", "whole-ones", "eight-a-gpu", "at-least-one", "no-pipeline", "steps-stated", "batch-stated"],
+)
+def test_a_pipeline_without_a_batch_has_micro_steps_for_its_stages(
+    words: str, accumulation: int, sequences: int
+) -> None:
+    """By hand: 64 GPUs in 2 replicas of 8 x 4; 16,384 tokens a GPU are 2 sequences of 8,192, so 64 a replica, or 8 of 2,048."""
+    stages = [word for word in PIPELINE.split() if word.partition("=")[0] not in words]
+    plan = build_run_plan(config_of(" ".join([*stages, words])))
+    batch = plan.batch
+    assert (batch.gradient_accumulation_steps, batch.global_batch_size) == (accumulation, sequences)
+    told = [note for note in plan.assumptions if note.startswith("training.gradient_accumulation_steps not stated")]
+    assert bool(told) == ("pipeline" not in words and "steps=" not in words and "global" not in words)
+
+
+def test_a_pipeline_tells_the_batch_that_it_holds_and_is_hardly_idle() -> None:
+    """3 of 64 + 3 turns of a stage, where one micro batch leaves 3 of 4."""
+    plan = build_run_plan(config_of(PIPELINE))
+    assert plan.batch.gradient_accumulation_steps == 64
+    assert (
+        "training.gradient_accumulation_steps not stated: 64, the whole micro batches of a step with 2 sequences a GPU"
+        " (128 in all); fewer leave the pipeline's stages idle" in plan.assumptions
+    )
+    assert not any("since a step grows with it" in note for note in plan.assumptions)
+    assert plan.prediction is not None
+    assert plan.prediction.parts_s["pipeline bubble"] < 3 / 64 * plan.prediction.step_time_s
 
 
 TRAINING = TrainingConfig("x", 1)

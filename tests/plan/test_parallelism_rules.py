@@ -157,7 +157,8 @@ def test_inputs_that_are_not_kept_cannot_be_offloaded() -> None:
 
 
 def test_an_idle_pipeline_and_groups_beyond_a_node_are_warned_of() -> None:
-    pipeline = plan_of(*ON_FOUR_NODES, "parallelism=zero1", "parallelism.pipeline_parallel_size=4")
+    stages = ("parallelism=zero1", "parallelism.pipeline_parallel_size=4")
+    pipeline = plan_of(*ON_FOUR_NODES, *stages, "training.gradient_accumulation_steps=1")
     assert any("3 of 4 turns" in warning for warning in pipeline.warnings)
     wide = plan_of(*ON_FOUR_NODES, "parallelism=zero3", "parallelism.hpz_partition_size=16")
     assert any("hpz_partition_size=16 is above the 8 GPUs" in warning for warning in wide.warnings)

@@ -126,8 +126,12 @@ def test_a_default_memory_that_would_starve_the_ranks_is_a_warning() -> None:
     assert "cluster.memory_per_node not stated: Slurm gives 96.0 MiB a node" in "\n".join(held(low).warnings)
     by_gpu = site(dataclasses.replace(GPU, def_mem_per_gpu_mib=2))
     assert "Slurm gives 16.0 MiB a node" in "\n".join(held(by_gpu).warnings)
+    by_cpu = held(SITE, "cluster.extra.mem_per_cpu=1M")
+    assert "cluster.extra.mem-per-cpu gives 96.0 MiB a node" in "\n".join(by_cpu.warnings)
     stated = held(SITE, "cluster.memory_per_node=1M")
-    assert "cluster.memory_per_node gives 1.0 MiB a node" in "\n".join(stated.warnings)
+    assert [problem.key for problem in stated.problems] == ["memory.host"]
+    assert "cluster.memory_per_node=1M" in stated.problems[0].rule
+    assert not [text for text in stated.warnings if "gives" in text]
     assert not [text for text in held(low, "cluster.memory_per_node=0").warnings if "Slurm gives" in text]
 
 

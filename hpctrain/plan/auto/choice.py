@@ -15,6 +15,7 @@ from hpctrain.config.schema import ClusterConfig, Config, DataConfig, LaunchConf
 from hpctrain.plan.auto.alternatives import CHOICE_NOTE, Alternative, AutoChoice
 from hpctrain.plan.auto.form_name import form_name, form_words
 from hpctrain.plan.layout import Layout
+from hpctrain.plan.rules.capacity import may_use_host
 from hpctrain.plan.run_plan import build_run_plan
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def search_subject(config: Config) -> Config:
     return dataclasses.replace(
         config,
         training=TrainingConfig(_SUBJECT_NAME, 1, **searched),
-        cluster=ClusterConfig(_SUBJECT_NAME, "slurm"),
+        cluster=ClusterConfig(_SUBJECT_NAME, "slurm", memory_per_node=_asked_memory(config)),
         data=DataConfig(_SUBJECT_NAME, "synthetic"),
         run=RunConfig(),
         launch=LaunchConfig(),
@@ -55,6 +56,11 @@ def search_subject(config: Config) -> Config:
         env={},
         env_from_shell=(),
     )
+
+
+def _asked_memory(config: Config) -> str | None:
+    """What the job asks Slurm for of a node's memory, into which a choice has to fit."""
+    return config.cluster.memory_per_node if config.cluster.kind == "slurm" else None
 
 
 def find_values(subject: Config, open_keys: Sequence[str]) -> Found:
@@ -79,7 +85,17 @@ def find_values(subject: Config, open_keys: Sequence[str]) -> Found:
     alternatives = tuple(_alternative(each, open_keys) for each in ranking.choices)
     choice = AutoChoice(ranking.num_considered, alternatives, ranking.held_equal)
     note = f"{CHOICE_NOTE} {' '.join(alternatives[0].overrides)}: {_why(ranking)}"
-    return Found({key: value_at(best.config, key) for key in open_keys}, (note,), choice)
+    return Found(
+        {key: value_at(best.config, key) for key in open_keys}, (note, *_host_notes(subject, open_keys)), choice
+    )
+
+
+def _host_notes(subject: Config, open_keys: Sequence[str]) -> tuple[str, ...]:
+    """Of open keys that would move something to a node's memory, where its size is not known."""
+    moved = [key for key in open_keys if ".offload_" in key]
+    if may_use_host(subject) or not moved:
+        return ()
+    return ("hardware.host_memory_gib is not stated: nothing is moved to the host that nobody stated",)
 
 
 def any_form_fits(config: Config, open_keys: Sequence[str], has_headroom: bool) -> bool:
@@ -154,7 +170,7 @@ def _alternative(choice: Choice, open_keys: Sequence[str]) -> Alternative:
     layout = Layout(config.nodes, config.hardware.gpus_per_node, *degrees)
     micro = training.micro_batch_size or 1
     told = {key: value_at(config, key) for key in open_keys if key.startswith("training.")}
-    one_micro_step = (_ACCUMULATION, 1)
+    left_out = (_ACCUMULATION, 1 if parallelism.pipeline_parallel_size == 1 else None)  # what follows without it
     return Alternative(
         parallelism=form_name(parallelism, config.hardware.gpus_per_node),
         overrides=(
@@ -162,7 +178,7 @@ def _alternative(choice: Choice, open_keys: Sequence[str]) -> Alternative:
             *(
                 f"{key}={str(value).lower()}"
                 for key, value in told.items()
-                if value != NEUTRAL[key] and (key, value) != one_micro_step
+                if value != NEUTRAL[key] and (key, value) != left_out
             ),
         ),
         micro_batch_size=micro,

@@ -15,6 +15,7 @@ from typing import Any
 from hpctrain.config.schema import Config
 from hpctrain.plan.divisors import divisors
 from hpctrain.plan.memory.loss_chunks import loss_chunk_size
+from hpctrain.plan.rules.capacity import may_use_host
 from hpctrain.plan.rules.compile import recomputation_modes
 from hpctrain.plan.run_plan import RunPlan
 
@@ -127,7 +128,7 @@ def _stage(config: Config) -> Iterator[Lever]:
 
 
 def _host_activations(config: Config) -> Iterator[Lever]:
-    if config.hardware.device == "cpu" or config.training.offload_activations:
+    if config.hardware.device == "cpu" or not may_use_host(config) or config.training.offload_activations:
         return
     stated = {} if config.training.activation_checkpointing == "full" else {CHECKPOINTING: "full"}
     yield Lever("activations on the host", (stated | {"training.offload_activations": True},))
@@ -136,7 +137,7 @@ def _host_activations(config: Config) -> Iterator[Lever]:
 def _host_optimizer(config: Config) -> Iterator[Lever]:
     """Moved to the host, in stage 3 as much as it takes; or more of it."""
     parallelism = config.parallelism
-    if config.hardware.device == "cpu":
+    if config.hardware.device == "cpu" or not may_use_host(config):
         return
     if parallelism.offload_optimizer == "none":
         fitted: Values = {OPTIMIZER: "cpu", "parallelism.fit_offload_ratio": True}
@@ -158,7 +159,8 @@ def _host_optimizer(config: Config) -> Iterator[Lever]:
 
 
 def _host_parameters(config: Config) -> Iterator[Lever]:
-    if config.hardware.device == "cuda" and config.parallelism.offload_param == "none":
+    is_offered = config.hardware.device == "cuda" and may_use_host(config)
+    if is_offered and config.parallelism.offload_param == "none":
         stage = {} if config.parallelism.zero_stage == 3 else {STAGE: 3}
         yield Lever("parameters on the host", (stage | {PARAMETERS: "cpu"},))
 
@@ -216,7 +218,7 @@ def _degrees(config: Config, plan: RunPlan) -> Iterator[Lever]:
 def _nvme(config: Config) -> Iterator[Lever]:
     """Where somebody states its folder."""
     parallelism, hardware = config.parallelism, config.hardware
-    if hardware.device == "cpu" or not (parallelism.nvme_path or hardware.nvme_path):
+    if hardware.device == "cpu" or not may_use_host(config) or not (parallelism.nvme_path or hardware.nvme_path):
         return
     stage = {} if parallelism.zero_stage == 3 else {STAGE: 3}
     if parallelism.offload_optimizer != "nvme":

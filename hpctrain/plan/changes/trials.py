@@ -156,7 +156,7 @@ class Trials:
     def _batch(self, config: Config, layout: Layout) -> tuple[Batch, tuple[Problem, ...]]:
         """The smallest that the configuration leaves open."""
         smallest = micro_batch_sizes(config.training, layout.data_parallel_degree, LARGEST_MICRO_BATCH)[0]
-        return resolve_batch(config.training, smallest, layout.data_parallel_degree, self._seq_len)
+        return resolve_batch(config.training, smallest, layout, self._seq_len)
 
     def _corrected(self, memory: MemoryEstimate) -> MemoryEstimate:
         """With what a rehearsal found beyond the rules taken off what there is."""

@@ -58,13 +58,16 @@ class MemoryEstimate:
     terms: tuple[MemoryTerm, ...]
     """At the height of each tier; the two need not come in the same phase."""
     gpu_capacity_bytes: int | None
-    """None: the device is the CPU and ranks share the host's memory."""
+    """None: the device is the CPU and ranks share the host's memory, or nobody knows the GPU."""
     host_capacity_bytes: int | None
+    """Of a node, as much as the job has of it; None: not stated."""
     ranks_per_node: int
     phases: tuple[PhasePeak, ...] = ()
     """The height of each phase; empty: of an older version."""
     found_by: Literal["rules", "rehearsal"] = "rules"
     """Closed rules, or the real engine on a simulated cluster."""
+    asked_memory: str = ""
+    """Key and value that give the job less than a node has; empty: it has all of it."""
 
     @property
     def gpu_bytes(self) -> int:
@@ -96,11 +99,23 @@ class MemoryEstimate:
     def warnings(self) -> tuple[str, ...]:
         """What fits and often fails all the same."""
         pinned, available = self.pinned_bytes_per_node, self.host_capacity_bytes
-        if available is None or pinned <= MOST_PINNED_SHARE * available:
+        if available is None:
+            return self._unchecked_warnings()
+        if pinned <= MOST_PINNED_SHARE * available:
             return ()
         return (
             f"{gib(pinned)} of a node's {gib(available)} will be page-locked (pinned), more than half: ulimit -l and --mem"
             " must allow it, and the file cache has only the rest; a smaller training.micro_batch_size or more nodes need less",
+        )
+
+    def _unchecked_warnings(self) -> tuple[str, ...]:
+        """Of ranks on GPUs that put more into a node's memory than Python and torch; CPU ranks have all there."""
+        beside = self.host_bytes_per_node - self.ranks_per_node * CPU_PROCESS_BYTES
+        if not self.gpu_bytes or beside <= 0:
+            return ()
+        return (
+            f"hardware.host_memory_gib is not stated: nobody can check whether a node has the {gib(self.host_bytes_per_node)} of"
+            " host memory that this plan takes",
         )
 
     @property
@@ -110,7 +125,9 @@ class MemoryEstimate:
 
     def problems(self) -> tuple[Problem, ...]:
         """What is short, on which tier, by how much."""
-        places = {"gpu": "a GPU", "host": "a node"}
+        places = {"gpu": "a GPU has", "host": "a node has"}
+        if self.asked_memory:
+            places["host"] = f"{self.asked_memory}, where 0 asks for all of a node, gives"
         word = "estimated" if self.found_by == "rules" else "rehearsed"
         return tuple(
             _short(f"memory.{tier}", needed, available, f"{word} need; {places[tier]}")
@@ -123,7 +140,7 @@ def _short(key: str, needed: int, available: int, place: str) -> Problem:
     return Problem(
         key,
         gib(needed),
-        f"{place} has {gib(available)}, short by {gib(needed - available)}",
+        f"{place} {gib(available)}, short by {gib(needed - available)}",
         ASK_THE_PLAN,
         kind="memory",
     )

@@ -15,6 +15,7 @@ from hpctrain.plan.memory.sub_groups import sub_group_notes, with_sub_group_size
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.nvme.config import with_nvme_path
 from hpctrain.plan.rank_work import RankWork
+from hpctrain.plan.rules.capacity import counted_hardware
 
 
 class Settled(NamedTuple):
@@ -56,7 +57,7 @@ def _stated_work(config: Config, shape: ModelShape, layout: Layout) -> tuple[Ran
     assert micro is not None, "the micro batch is stated or chosen before"
     assert checkpointing is not None, "recomputation is stated or chosen before"
     seq_len = training.seq_len or shape.max_seq_len
-    batch, problems = resolve_batch(training, micro, layout.data_parallel_degree, seq_len)
+    batch, problems = resolve_batch(training, micro, layout, seq_len)
     return resolved_work(config, shape, layout, batch, config.precision, checkpointing), problems
 
 
@@ -80,14 +81,17 @@ def _fitted_to_gpu(
     config: Config, all_moved: ParallelismConfig, shape: ModelShape, layout: Layout
 ) -> tuple[ParallelismConfig, list[str]]:
     """The ratio that a GPU needs, whatever its host holds: a larger one takes more of that, so that with both none may fit."""
-    hardware = dataclasses.replace(config.hardware, host_memory_gib=None)
+    hardware = dataclasses.replace(counted_hardware(config), host_memory_gib=None)
+    cluster = dataclasses.replace(config.cluster, memory_per_node=None)
 
     def fits(parallelism: ParallelismConfig) -> bool:
         cut = with_sub_group_size(parallelism, shape, layout)
-        work, _ = _stated_work(dataclasses.replace(config, parallelism=cut, hardware=hardware), shape, layout)
+        work, _ = _stated_work(
+            dataclasses.replace(config, parallelism=cut, hardware=hardware, cluster=cluster), shape, layout
+        )
         return estimate_memory(work).fits_with_headroom
 
-    return with_fitted_ratio(all_moved, config.hardware.gpu_memory_gib, fits)
+    return with_fitted_ratio(all_moved, hardware.gpu_memory_gib, fits)
 
 
 def resolved_work(
@@ -100,6 +104,7 @@ def resolved_work(
 ) -> RankWork:
     """What one rank works on; of the configuration, whose sub-group size is filled in, what is not derived."""
     offload = config.training.offload_activations and checkpointing == "full"
-    work = RankWork(shape, layout, batch, config.parallelism, config.hardware, precision, checkpointing, offload)
+    hardware = counted_hardware(config)
+    work = RankWork(shape, layout, batch, config.parallelism, hardware, precision, checkpointing, offload)
     chunk = loss_chunk_size(config.training.loss_chunk_size, shape, work.tokens)
     return dataclasses.replace(work, loss_chunk_size=chunk)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, Problem
 from hpctrain.plan.divisors import divisors, powers_and_halves
+from hpctrain.plan.layout import held_share
+from hpctrain.plan.model_shape import resolve_model_shape
 from hpctrain.plan.questions.outcome import Outcome, PlanOf, check_capacity, outcome_of
 from hpctrain.plan.rules.parallelism import resolve_layout
 
@@ -32,8 +34,9 @@ class BestMicroBatch:
 def best_micro_batch(config: Config, plan_of: PlanOf) -> BestMicroBatch:
     """Plans rising micro batches up to the first that does not fit.
 
-    Without a global batch these are 1, 2, 3, 4, 6, 8, 12 and so on (powers of two and the halves between them), and with it the
-    sequences of a step grow; with it, those that divide a rank's share of it, and accumulation makes up the rest.
+    Without a global batch these are 1, 2, 3, 4, 6, 8, 12 and so on (powers of two and the halves between them), and with them
+    the sequences of a step grow, but for a pipeline, whose accumulation holds them; with one, those that divide a rank's share
+    of it, and accumulation makes up the rest.
 
     Args:
         config: its own micro batch does not count.
@@ -46,6 +49,10 @@ def best_micro_batch(config: Config, plan_of: PlanOf) -> BestMicroBatch:
     ends_by = f"a micro batch above {_MOST:,} was not looked at"
     if config.training.global_batch_size is not None:
         ends_by = "no larger one divides a rank's share of the global batch"
+    elif _holds_batch(config):
+        ends_by = (
+            "a larger one has more sequences than the step that a pipeline holds without a training.global_batch_size"
+        )
     broken: list[ConfigError] = []
     for size in _sizes(config):
         training = dataclasses.replace(config.training, micro_batch_size=size)
@@ -76,13 +83,21 @@ def _best(rows: list[Outcome]) -> tuple[Outcome | None, str]:
     return max(rows, key=lambda row: (row.tokens_per_s or 0.0, -row.micro_batch_size)), "the most tokens/s predicted"
 
 
+def _holds_batch(config: Config) -> bool:
+    """Whether the accumulation of each micro batch follows from the batch that a pipeline holds."""
+    training = config.training
+    is_open = training.global_batch_size is None and training.gradient_accumulation_steps is None
+    return is_open and config.parallelism.pipeline_parallel_size > 1
+
+
 def _sizes(config: Config) -> Iterator[int]:
     training = config.training
     layout, problems = resolve_layout(config)
     if problems:
         raise ConfigError(problems)
     if training.global_batch_size is None:
-        yield from powers_and_halves(_MOST)
+        seq_len = training.seq_len or resolve_model_shape(config.model)[0].max_seq_len
+        yield from powers_and_halves(held_share(layout, seq_len) if _holds_batch(config) else _MOST)
         return
     degree = layout.data_parallel_degree
     share, rest = divmod(training.global_batch_size, degree)

@@ -10,6 +10,7 @@ from hpctrain.plan.model_shape import ModelShape, resolve_model_shape
 from hpctrain.plan.nvme.config import uses_nvme
 from hpctrain.plan.questions.largest import LargestModel, grown, with_layers
 from hpctrain.plan.questions.outcome import Outcome
+from hpctrain.plan.rules.capacity import capacity_problems, counted_hardware
 from hpctrain.plan.rules.parallelism import resolve_layout
 from hpctrain.plan.speed.software import SOFTWARE
 from hpctrain.plan.speed.step_parts import Setup
@@ -34,11 +35,12 @@ def largest_of_trainer(config: Config, trainer: str) -> LargestModel:
         trainer: one of ``TRAINERS``.
 
     Raises:
-        ConfigError: the configuration asks for what these rules do not have, or breaks a rule of the layout or the shape.
+        ConfigError: the configuration asks for what these rules do not have, breaks a rule of the layout or the shape, or
+            nobody knows the memory of its GPU.
     """
     layout, problems = resolve_layout(config)
     _, of_shape = resolve_model_shape(config.model)
-    problems += (*of_shape, *_unknown_to_rules(config.parallelism, trainer))
+    problems += (*of_shape, *capacity_problems(config.hardware), *_unknown_to_rules(config.parallelism, trainer))
     if problems:
         raise ConfigError(problems)
 
@@ -96,7 +98,8 @@ def _setup(config: Config, shape: ModelShape, num_gpus: int) -> Setup:
 
 
 def _outcome(config: Config, setup: Setup, memory: TierMemory, trainer: str) -> Outcome:
-    gpu, host = _capacity(config.hardware.gpu_memory_gib), _capacity(config.hardware.host_memory_gib)
+    hardware = counted_hardware(config)
+    gpu, host = _capacity(hardware.gpu_memory_gib), _capacity(hardware.host_memory_gib)
     needs = (
         ("memory.gpu", memory.needed_bytes, gpu, "a GPU"),
         ("memory.host", memory.host_bytes_per_node, host, "a node"),

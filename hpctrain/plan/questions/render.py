@@ -12,6 +12,7 @@ from hpctrain.plan.questions.fewest_nodes import FewestNodes
 from hpctrain.plan.questions.largest import LargestModel
 from hpctrain.plan.questions.micro_batch import BestMicroBatch
 from hpctrain.plan.questions.outcome import Outcome
+from hpctrain.plan.rules.capacity import capacity_notes
 from hpctrain.text_table import MISSING, folded
 from hpctrain.units import counted, gib, number_ranges, short_count
 
@@ -86,13 +87,11 @@ def _shortage(problem: Problem) -> str:
 
 
 def _notes(outcome: Outcome, config: Config, text: str = _SPEEDS_NOTE) -> list[str]:
-    """What the numbers are, and which tier binds nothing since its size is not stated."""
-    unknown = []
-    if outcome.gpu_capacity_bytes is None and config.hardware.device == "cuda":
-        unknown.append("hardware.gpu_memory_gib")
+    """What the numbers are, what of the capacities is the device table's, and whether a node's binds nothing."""
+    notes = list(capacity_notes(config.hardware))
     if outcome.host_capacity_bytes is None:
-        unknown.append("hardware.host_memory_gib")
-    return [*(f"note: {name} is not stated, so that memory bounds nothing" for name in unknown), f"note: {text}"]
+        notes.append("hardware.host_memory_gib is not stated, so that memory bounds nothing")
+    return [f"note: {note}" for note in (*notes, text)]
 
 
 def render_nodes(answer: FewestNodes, config: Config, width: int | None = None) -> str:
@@ -150,14 +149,14 @@ def render_micro_batches(answer: BestMicroBatch, config: Config, width: int | No
     lines = [] if best is None else [f"plan it with {' '.join(_words_of(best, config))}"]
     lines += [f"ends there: {answer.ends_by}"]
     lines += [f"micro batch {answer.rows[-1].micro_batch_size}: {_shortage(each)}" for each in answer.rows[-1].short]
-    if config.training.global_batch_size is None:
+    if answer.rows[-1].global_batch_size > answer.rows[0].global_batch_size:
         lines.append("note: no global batch is stated, so a step has more tokens with a larger micro batch")
     lines += _notes(answer.rows[0], config)
     return "\n\n".join([head, folded([header, *cells], _NUM_KEYS, width), "\n".join(lines)]) + "\n"
 
 
 def _words_of(best: Outcome, config: Config) -> list[str]:
-    """What states the micro batch, and the form that was chosen before it was varied: with it another one could be chosen."""
+    """What states the micro batch, with form and accumulation that were chosen before: with it others could be."""
     words = list[str]()
     if any(key.startswith("parallelism.") for key in config.run.chosen):
         words += form_words(config.parallelism, config.hardware.gpus_per_node)
@@ -166,6 +165,9 @@ def _words_of(best: Outcome, config: Config) -> list[str]:
         words += [
             f"training.{name}={value}" for name, value in of_inputs.items() if f"training.{name}" in config.run.chosen
         ]
+    accumulation = "training.gradient_accumulation_steps"
+    if accumulation in config.run.chosen and config.training.gradient_accumulation_steps is not None:
+        words.append(f"{accumulation}={best.gradient_accumulation_steps}")
     return [*words, f"training.micro_batch_size={best.micro_batch_size}"]
 
 

@@ -12,6 +12,8 @@ B200 900 of 8,000, V100 150 of 900); the link in Gb/s would come to 0.9 to 1.3."
 MOST_NETWORK_SHARE = 4.0
 """Times its link to the host what a GPU gets of the network, whose adapters hang on links as fast; in Gb/s it would be 8 times
 as much."""
+_MOST_GPUS = 8
+"""Of a node, whose network a file may state though its node is planned with fewer."""
 
 LEAST_GPU_TFLOPS = 1.0
 """Of a GPU; one of 2014 had 4 in fp32. Less is in 1e15 FLOP/s."""
@@ -78,10 +80,10 @@ def _link_problems(hardware: HardwareConfig) -> list[Problem]:
             Problem("hardware.host_link_gb_per_s", f"{to_host:g}", rule, f"if it is in Gb/s: {to_host / 8:g}")
         )
     network = hardware.inter_node_gb_per_s
-    if network is not None and to_host is not None and network / hardware.gpus_per_node > MOST_NETWORK_SHARE * to_host:
+    if network is not None and to_host is not None and network > _MOST_GPUS * MOST_NETWORK_SHARE * to_host:
         rule = (
-            f"are {network / hardware.gpus_per_node:g} GB/s for each GPU, more than {MOST_NETWORK_SHARE:g} x"
-            f" hardware.host_link_gb_per_s={to_host:g}, and adapters hang on links as fast"
+            f"is more than {MOST_NETWORK_SHARE:g} x hardware.host_link_gb_per_s={to_host:g} for each of {_MOST_GPUS} GPUs, and"
+            " adapters hang on links as fast"
         )
         problems.append(
             Problem("hardware.inter_node_gb_per_s", f"{network:g}", rule, f"if it is in Gb/s: {network / 8:g}")
@@ -92,7 +94,13 @@ def _link_problems(hardware: HardwareConfig) -> list[Problem]:
 def hardware_warnings(hardware: HardwareConfig) -> list[str]:
     """What is possible and most often a wrong unit."""
     warnings = gpu_warnings(hardware)
-    network = hardware.inter_node_gb_per_s
+    network, link, gpus = hardware.inter_node_gb_per_s, hardware.host_link_gb_per_s, hardware.gpus_per_node
+    most = None if link is None else MOST_NETWORK_SHARE * link
+    if network is not None and most is not None and most * gpus < network <= most * _MOST_GPUS:
+        warnings.append(
+            f"hardware.inter_node_gb_per_s={network:g} are {network / gpus:g} GB/s for each GPU, more than"
+            f" {MOST_NETWORK_SHARE:g} x hardware.host_link_gb_per_s={link:g}; if it is in Gb/s: {network / 8:g}"
+        )
     if network is not None and hardware.device == "cuda" and network < LEAST_NETWORK_GB_PER_S:
         warnings.append(
             f"hardware.inter_node_gb_per_s={network:g} is {8 * network:g} Gb/s for a node of {hardware.gpus_per_node} GPUs: a"

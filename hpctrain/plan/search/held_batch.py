@@ -10,14 +10,10 @@ from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
 
 from hpctrain.config.schema import Config
+from hpctrain.plan.held_sequences import sequences_per_gpu
 from hpctrain.plan.search.candidate import OpenKeys
 from hpctrain.units import counted
 
-MOST_SEQUENCES_PER_GPU = 8
-"""Of a step whose batch nobody states. More are faster where sequences are short, and how many a step has is a decision of the
-training: as many as the published runs of 530B to 2T took. Source: DeepSpeed on Azure (2022-07-26), figures 6 and 7."""
-MOST_TOKENS_PER_GPU = 16384
-"""The same in tokens, for long sequences; a choice: 2,048 tokens eight times, a long enough product for any matrix."""
 LARGEST_MICRO_BATCH = 128
 """Sequences of those that a rank takes at a time, however large its share of the batch is."""
 
@@ -44,7 +40,7 @@ def held_batches(config: Config, open_keys: OpenKeys, seq_len: int) -> Iterator[
         return
     micro = stated(training.micro_batch_size, "training.micro_batch_size", open_keys)
     accumulation = stated(training.gradient_accumulation_steps, "training.gradient_accumulation_steps", open_keys)
-    per_gpu = micro or min(MOST_SEQUENCES_PER_GPU, max(1, _power_of_two_below(MOST_TOKENS_PER_GPU // seq_len)))
+    per_gpu = micro or sequences_per_gpu(seq_len)
     while per_gpu:
         size = per_gpu * num_gpus * (accumulation or 1)
         each = f"{per_gpu} a GPU" if accumulation in (None, 1) else f"{per_gpu} a GPU and micro step"
@@ -57,7 +53,3 @@ def held_batches(config: Config, open_keys: OpenKeys, seq_len: int) -> Iterator[
 def stated(value: _T | None, key: str, open_keys: OpenKeys) -> _T | None:
     """The value of a key that is not open."""
     return None if key in open_keys else value
-
-
-def _power_of_two_below(number: int) -> int:
-    return 1 << (number.bit_length() - 1) if number > 0 else 0

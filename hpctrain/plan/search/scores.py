@@ -15,6 +15,7 @@ from hpctrain.plan.memory.fitted_ratio import RATIOS
 from hpctrain.plan.memory.settings import settled
 from hpctrain.plan.memory.stage3 import stage3_states
 from hpctrain.plan.rank_parameters import rank_parameters
+from hpctrain.plan.rules.capacity import counted_hardware
 from hpctrain.plan.search.candidate import Candidate, Degrees, Passes, Space, Spread, States
 from hpctrain.plan.search.columns import Columns, Floats, Numbers
 from hpctrain.plan.search.floors import (
@@ -56,7 +57,7 @@ class Scores:
             config: typed; what the space varies is not looked at.
             space: with at least one row, kept states and passes.
         """
-        self._config, self._space = config, space
+        self._config, self._space, self._hardware = config, space, counted_hardware(config)
         self._columns = Columns(config, space)
         self._traffics: dict[tuple[int, int], NvmeTraffic | None] = {}
         parts = list(self._parts())
@@ -103,7 +104,7 @@ class Scores:
 
     def may_fit(self, used_at_most: float) -> Booleans:
         """Whose lower bounds are within that share of what the hardware has."""
-        return _within(self._config.hardware, self.raised, used_at_most)
+        return _within(self._hardware, self.raised, used_at_most)
 
     def learn(self, number: int) -> bool:
         """Raises the bounds of all that have the states of one candidate by what the exact rules say of these.
@@ -136,7 +137,7 @@ class Scores:
     @cached_property
     def used_shares(self) -> Floats:
         """By the lower bounds, of the tier that is the shortest; 0: the hardware states no capacity."""
-        hardware = self._config.hardware
+        hardware = self._hardware
         found = np.zeros(len(self))
         for capacity_gib, least in zip((hardware.gpu_memory_gib, hardware.host_memory_gib), self.floors, strict=True):
             if capacity_gib is not None:
@@ -175,7 +176,7 @@ class Scores:
     def _times_s(self, kept_number: int, passes: Passes, rows: Numbers, ratios: Floats, floors: Floors) -> Floats:
         """Of what the hardware may hold; of the rest nobody asks."""
         times_s, states = np.full(len(rows), np.inf), self._space.kept[kept_number].states
-        asked = np.flatnonzero(_within(self._config.hardware, floors, 1.0))
+        asked = np.flatnonzero(_within(self._hardware, floors, 1.0))
         work = self._columns.work(rows[asked], passes, states, ratios[asked])
         if not len(asked) or prediction_gap(work):
             return times_s

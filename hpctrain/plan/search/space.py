@@ -14,6 +14,7 @@ from hpctrain.plan.divisors import divisors
 from hpctrain.plan.layout import Layout, resolve_batch
 from hpctrain.plan.memory.fitted_ratio import RATIOS
 from hpctrain.plan.model_shape import ModelShape, resolve_model_shape
+from hpctrain.plan.rules.capacity import may_use_host
 from hpctrain.plan.rules.compile import compile_problems, recomputation_modes
 from hpctrain.plan.rules.parallelism import (
     PIPELINE_STAGE,
@@ -113,6 +114,7 @@ def _states(config: Config, open_keys: OpenKeys, uses_nvme: bool) -> Iterator[St
     """All that the stages can do; not yet held against degrees."""
     parallelism, hardware = config.parallelism, config.hardware
     places: tuple[Place, ...] = ("none", "cpu", "nvme") if uses_nvme else ("none", "cpu")
+    places = places if may_use_host(config) else ("none",)  # what is read from NVMe passes through the host too
     options: dict[str, tuple[Any, ...]] = {
         "zero_stage": (0, 1, 2, 3),
         "offload_optimizer": places,
@@ -153,7 +155,7 @@ def _passes(config: Config, open_keys: OpenKeys) -> tuple[Passes, ...]:
     if "training.offload_activations" not in open_keys:
         moved = training.offload_activations
         return tuple(Passes(mode, moved) for mode in modes if mode == "full" or not moved)
-    is_offered = "full" in modes and config.hardware.device == "cuda"
+    is_offered = "full" in modes and config.hardware.device == "cuda" and may_use_host(config)
     return (*(Passes(mode, False) for mode in modes), *([Passes("full", True)] if is_offered else []))
 
 
@@ -176,7 +178,8 @@ def _spreads(config: Config, open_keys: OpenKeys, num_sequences: int, data_paral
 def _is_whole(config: Config, spread: Spread, data_parallel_degree: int, seq_len: int) -> bool:
     """Whether the batch triangle holds, in every stage of a ramp too."""
     training = dataclasses.replace(config.training, gradient_accumulation_steps=spread.accumulation)
-    return not resolve_batch(training, spread.micro_batch_size, data_parallel_degree, seq_len)[1]
+    replicas = Layout(1, data_parallel_degree)  # each of any ranks: they count only where the accumulation is open
+    return not resolve_batch(training, spread.micro_batch_size, replicas, seq_len)[1]
 
 
 class _Together:

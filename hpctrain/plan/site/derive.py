@@ -10,7 +10,7 @@ from hpctrain.config.schema import ClusterConfig, HardwareConfig
 from hpctrain.errors import Problem
 from hpctrain.plan.job.slurm_request import SlurmRequest
 from hpctrain.plan.site.limits import NodeGroup, Partition, Site
-from hpctrain.plan.site.need import Need, default_memory_mib
+from hpctrain.plan.site.need import MEMORY_PER_NODE, Need, default_memory_mib
 from hpctrain.plan.site.nodes import cpus_for_jobs
 from hpctrain.units import MIB, duration_in_words, gib
 
@@ -183,7 +183,9 @@ def _short_of_memory(host_bytes: int, partition: str, most_mib: int) -> Problem:
 
 
 def _given_memory_warnings(need: Need, partition: Partition, host_bytes: int) -> list[str]:
-    """Where Slurm gives the job less of a node than the plan needs."""
+    """Where Slurm gives the job less of a node than the plan needs; cluster.memory_per_node is in the plan's own capacity."""
+    if need.memory_mib is not None and need.memory_key == MEMORY_PER_NODE:
+        return []
     given = need.memory_of_node_mib(partition)
     whole = need.memory_mib is None and (need.whole_nodes or partition.gives_whole_nodes)
     if given and host_bytes > given * MIB and not whole:

@@ -11,6 +11,8 @@ from hpctrain.plan.job.slurm_request import SlurmRequest
 from hpctrain.plan.site.limits import Gres, Partition, Site
 from hpctrain.units import parse_slurm_time
 
+MEMORY_PER_NODE = "cluster.memory_per_node"
+"""The key of sbatch's --mem."""
 _UNIT_MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[KMGTP]?)B?", re.IGNORECASE)
 _SLURMS_SIGNAL_LEAD_S = 60
@@ -144,7 +146,7 @@ def _memory(request: SlurmRequest, num_gpus: int) -> tuple[int | None, str, str]
         if (size := size_in_mib(text)) is not None:
             return size * units, f"cluster.extra.{option}", text
     text = request.options.get("mem", "")
-    return size_in_mib(text), "cluster.memory_per_node", text
+    return size_in_mib(text), MEMORY_PER_NODE, text
 
 
 def _gres(request: SlurmRequest) -> tuple[Gres, ...]:

@@ -9,12 +9,11 @@ from typing import NamedTuple
 
 from hpctrain.errors import Problem, known_names_hint, nearest_names
 from hpctrain.plan.site.limits import NodeGroup, NodeShape, Partition, Site
-from hpctrain.plan.site.need import Need
+from hpctrain.plan.site.need import MEMORY_PER_NODE, Need
 from hpctrain.units import GIB, MIB, counted, gib
 
 _MAX_LISTED = 8
 _CPUS_KEY = "cluster.cpus_per_task"
-_MEMORY_KEY = "cluster.memory_per_node"
 
 
 class _Rule(NamedTuple):
@@ -101,7 +100,7 @@ def named_nodes_warnings(need: Need, site: Site) -> list[str]:
 
 
 def _is_default_memory(problem: Problem) -> bool:
-    return problem.key == _MEMORY_KEY and problem.value == "null"
+    return problem.key == MEMORY_PER_NODE and problem.value == "null"
 
 
 def _groups(need: Need, partition: Partition, site: Site) -> tuple[NodeGroup, ...] | None:
@@ -252,7 +251,7 @@ def _memory_rule(need: Need, memory_mib: int, partition: Partition) -> _Rule:
     def nearest(most: int) -> str:
         if not stated:
             return "set cluster.memory_per_node=0 for all of a node's memory"
-        return f"nearest: {most}M, or 0 for all of it" if need.memory_key == _MEMORY_KEY else "lower it"
+        return f"nearest: {most}M, or 0 for all of it" if need.memory_key == MEMORY_PER_NODE else "lower it"
 
     source = "" if stated else " (not stated; the site's default for each CPU or GPU)"
     return _Rule(

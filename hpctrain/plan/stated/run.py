@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from hpctrain.errors import ConfigError, Problem
-from hpctrain.plan.devices import Device, find_device
+from hpctrain.plan.devices import ALLOCATABLE_SHARE, Device, find_device
 from hpctrain.plan.flop_conventions import FlopConvention, published_convention
 from hpctrain.plan.model_shape import ModelShape
 from hpctrain.plan.speed.software import (
@@ -45,8 +45,6 @@ by less than 0.3 %."""
 ASSUMED_SEQ_LEN = 2048
 AZURE_LIVE_PARAMETERS = 3e9
 """max_live_parameters of the recipes published with the Azure results (deepspeedai/Megatron-DeepSpeed@4efb479d)."""
-ALLOCATABLE_SHARE = 0.99
-"""Of the memory in a GPU's name, by public out-of-memory reports."""
 WIDTH_OVER_DEPTH = 128
 """Hidden size over layers of a model of which only the parameters are stated; GPT-3's and Llama's are 96 to 128."""
 _GATE_SHARE = 0.15
@@ -252,7 +250,7 @@ def gpu_memory_gib(row: StatedRow) -> float:
     Raises:
         ConfigError: the row names no GPU of the device table.
     """
-    return ALLOCATABLE_SHARE * _find_device(text_of(row, "gpu"), number_of(row, "gpu_mem_gb")).memory_gb
+    return _find_device(text_of(row, "gpu"), number_of(row, "gpu_mem_gb")).allocatable_gib
 
 
 def _machine(row: StatedRow, device: Device, software: Software) -> tuple[Machine, tuple[str, ...]]:

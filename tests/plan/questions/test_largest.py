@@ -226,3 +226,17 @@ def test_every_trainer_answers(trainer: str) -> None:
     assert 10e9 < answer.largest.num_parameters < 25e9, "16 bytes each of 320 GB, and room to work"
     assert answer.binds == ("memory.gpu",)
     assert trainer in render_largest(answer, config_of(f"model=13b parallelism=zero3 {NODE}"), trainer)
+
+
+def test_a_pipeline_is_filled_before_its_size_is_counted() -> None:
+    """Four micro batches are in flight on the first of four stages: the largest model is that of four micro steps, not of one."""
+    words = (
+        "model=28b parallelism=megatron_3d parallelism.tensor_parallel_size=2 parallelism.pipeline_parallel_size=4"
+        f" training.micro_batch_size=1 training.activation_checkpointing=none {NODE}"
+        " model.hidden_size=2048 model.num_heads=16"
+    )
+    by_steps = [largest_of(f"{words} training.gradient_accumulation_steps={steps}").largest for steps in (1, 4)]
+    one, four = (outcome.num_layers for outcome in by_steps if outcome is not None)
+    found = largest_of(words).largest
+    assert found is not None
+    assert found.num_layers == four < one

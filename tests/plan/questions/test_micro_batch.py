@@ -104,3 +104,19 @@ def test_no_answer_is_told_with_its_reason(words: str, expected: list[str]) -> N
         best_of(words)
     assert error.value.exit_code == 2
     assert all(text in str(error.value) for text in expected)
+
+
+def test_rows_of_a_pipeline_hold_the_batch_and_the_words_that_are_said_give_the_best_one() -> None:
+    """8 sequences a GPU: of 2 x 8 GPUs in 4 replicas, 32 a replica; a micro batch of 3 has 10 whole ones."""
+    words = "model=13b nodes=2 parallelism=zero1 parallelism.pipeline_parallel_size=4 training.seq_len=1024"
+    answer = best_of(words)
+    assert [row.gradient_accumulation_steps for row in answer.rows[:4]] == [32, 16, 10, 8]
+    assert [row.global_batch_size for row in answer.rows[:4]] == [128, 128, 120, 128]
+    assert answer.rows[-1].micro_batch_size == 32
+    assert answer.ends_by.startswith("a larger one has more sequences than the step that a pipeline holds")
+    text = render_micro_batches(answer, config_of(words))
+    assert "a step has more tokens" not in text
+    (line,) = (line for line in text.splitlines() if line.startswith("plan it with "))
+    typed = build_run_plan(config_of(f"{words} {line.removeprefix('plan it with ')}"))
+    assert answer.best is not None and typed.prediction is not None
+    assert typed.prediction.tokens_per_s == answer.best.tokens_per_s

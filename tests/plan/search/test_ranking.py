@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from hpctrain.config.compose import compose_points
 from hpctrain.config.schema import Config
 from hpctrain.plan.model_shape import resolve_model_shape
 from hpctrain.plan.run_plan import RunPlan, build_run_plan
@@ -286,6 +287,18 @@ def test_the_sequences_of_a_step_are_held_equal(words: tuple[str, ...], sequence
     if not words:
         seq_len = 2048
     assert [held.num_sequences for held in held_batches(config, open_keys, seq_len)] == [sequences]
+
+
+def test_a_stated_pipeline_takes_the_batch_that_the_search_holds() -> None:
+    """2 sequences of 8,192 tokens for each of 64 GPUs; without a pipeline a step is one micro batch a rank."""
+    words = ("model=llama3_70b", "nodes=8", "parallelism.tensor_parallel_size=8")
+    config, open_keys = open_config(*words)
+    (held,) = held_batches(config, open_keys, 8192)
+    for stages, sequences in ((4, 128), (1, 8)):
+        typed = (*words, "parallelism=zero1", f"parallelism.pipeline_parallel_size={stages}", "hardware=ndm_a100_v4")
+        (point,) = compose_points([*typed, "training.micro_batch_size=1"], multirun=False)
+        assert build_run_plan(point.config).batch.global_batch_size == sequences
+    assert held.num_sequences == 128
 
 
 def test_a_stated_accumulation_takes_a_smaller_batch_where_the_large_one_does_not_fit() -> None:
