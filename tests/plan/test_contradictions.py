@@ -12,22 +12,9 @@ import pytest
 
 from hpctrain.plan.stated.cells import COLUMNS
 from hpctrain.plan.stated.table import ADDED, plan_rows
+from tests.cli.test_plan_bad_input import ROW as PLAIN
 
-ROW = {
-    "source": "s",
-    "layers": "40",
-    "hidden": "5120",
-    "heads": "40",
-    "vocab": "50304",
-    "seq_len": "2048",
-    "gpu": "A100-80GB",
-    "num_gpus": "32",
-    "nodes": "4",
-    "micro_batch_per_gpu": "2",
-    "global_batch": "64",
-    "zero_stage": "3",
-    "precision": "bf16",
-}
+ROW = PLAIN | {"nodes": "4", "precision": "bf16"}
 PUBLISHED = Path(__file__).parents[2] / "analysis" / "published"
 HOST = {"offload_optimizer": "cpu", "offload_param": "cpu"}
 

@@ -6,7 +6,7 @@ import pytest
 
 from hpctrain.plan.memory.gathering import GatherRules, gathered_visits
 from hpctrain.plan.memory.gradient_buckets import gradient_flow
-from hpctrain.plan.memory.stage12 import _Arrivals, _block_moments, _reductions_before
+from hpctrain.plan.memory.stage12_moments import Arrivals, block_moments, reductions_before
 from hpctrain.plan.memory.terms import CONTEXT_TERM, MEMORY_PHASES, PROCESS_TERM, ROUNDING_TERM, SOURCES
 from hpctrain.plan.rank_parameters import RankParameters, rank_parameters
 from hpctrain.plan.run_plan import RunPlan
@@ -180,12 +180,12 @@ def test_stages_1_and_2_reduce_a_bucket_where_it_is() -> None:
 def test_the_first_gradient_of_a_share_comes_with_the_collective_behind_it() -> None:
     flow = gradient_flow(SMALL, 60, 2, 2)
     # Of the last block's matrices, from the last to the first: a collective beyond this count brings what they joined.
-    assert [_reductions_before(flow, (2, matrix)) for matrix in (3, 2, 1, 0)] == [1, 2, 2, 3]
+    assert [reductions_before(flow, (2, matrix)) for matrix in (3, 2, 1, 0)] == [1, 2, 2, 3]
     # Behind the blocks come the output matrix, before all collectives, and the norm, which made room for itself with the first.
-    assert [_reductions_before(flow, (3, matrix)) for matrix in (0, -1)] == [0, 1]
+    assert [reductions_before(flow, (3, matrix)) for matrix in (0, -1)] == [0, 1]
     # The tables come last, that of tokens behind what one of positions would be: with the second the first block's last vector.
-    assert [_reductions_before(flow, (-1, table)) for table in (1, 0)] == [end.reductions for end in flow.ends[:2]]
-    moments = _block_moments(SMALL, 60, 2, 2, _Arrivals(2 + 1, 0, True))
+    assert [reductions_before(flow, (-1, table)) for table in (1, 0)] == [end.reductions for end in flow.ends[:2]]
+    moments = block_moments(SMALL, 60, 2, 2, Arrivals(2 + 1, 0, True))
     assert moments[0].has_arrived == (False, False, False, False, True)
     assert moments[1].has_arrived == (True,) * 5
 
@@ -193,9 +193,9 @@ def test_the_first_gradient_of_a_share_comes_with_the_collective_behind_it() -> 
 def test_what_goes_to_the_host_is_there_while_a_collective_brings_it() -> None:
     # Of the last block's four matrices the third and the second, from the end on, joined what the second and third collective
     # bring: these are made when the third, and when the fourth matrix is handed over.
-    arrivals = _Arrivals(2, 3, False)
+    arrivals = Arrivals(2, 3, False)
     assert arrivals.are_there(1, 1, 1, 2, 2, 3) == (False, False, True, False, True)
-    moments = _block_moments(SMALL, 60, 2, 2, arrivals)
+    moments = block_moments(SMALL, 60, 2, 2, arrivals)
     assert moments[0].gradients.counts == (1, 1, 2, 2, 3)
     assert moments[0].has_arrived == (False, False, True, False, True)
     assert not any(moments[1].has_arrived)

@@ -6,24 +6,15 @@ kernels and libraries take for themselves.
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Hashable
 from itertools import accumulate
-from typing import NamedTuple
 
 from hpctrain.plan.ds_config import overlaps_reduction, reduce_bucket_elements
 from hpctrain.plan.layout import RankPlace
 from hpctrain.plan.memory.adam_scratch import adam_scratch
 from hpctrain.plan.memory.decoder_activations import DecoderActivations
-from hpctrain.plan.memory.gradient_buckets import (
-    BlockGradients,
-    GradientFlow,
-    Gradients,
-    gradient_flow,
-    reduced_at_the_end,
-)
+from hpctrain.plan.memory.gradient_buckets import GradientFlow, Gradients, gradient_flow, reduced_at_the_end
 from hpctrain.plan.memory.pipeline_buffers import micro_batches_in_flight, pipeline_buffers
+from hpctrain.plan.memory.stage12_moments import Arrivals, block_moments, reductions_before
 from hpctrain.plan.memory.stage12_shares import rank_share
 from hpctrain.plan.memory.terms import Amounts, Height, MemoryPhase, Pinned, RankMemory, added, in_pieces, total
 from hpctrain.plan.rank_parameters import RankParameters
@@ -31,33 +22,6 @@ from hpctrain.plan.rank_work import RankWork
 
 _FP32, _FP64 = 4, 8
 _PIPELINE = "pipeline buffers"
-
-
-class _Arrivals(NamedTuple):
-    """Which collectives, counted from 1, bring gradients of the rank's share."""
-
-    first: int
-    last: int
-    """Of what does not stay; else no matter."""
-    stay: bool
-    """What they bring is kept; else it is there while one of them is dealt with."""
-
-    def are_there(self, *counts: int) -> tuple[bool, ...]:
-        """Whether some are at each moment but the first, by how many collectives there were up to it."""
-        if self.stay:
-            return tuple(now >= self.first for now in counts[1:])
-        return tuple(before < min(now, self.last) and now >= self.first for before, now in itertools.pairwise(counts))
-
-
-class _BlockMoment(NamedTuple):
-    """The backward pass of blocks at which the same gradients are there."""
-
-    gradients: BlockGradients
-    has_arrived: tuple[bool, ...]
-    """Something of the rank's share is there: before the first matrix's gradient is handed over, then behind each."""
-    blocks: tuple[int, ...]
-    """The two highest of them: the higher the block the more is kept of those before it, but for the last where block inputs
-    wait on the host."""
 
 
 def stage12_memory(work: RankWork, parameters: RankParameters, place: RankPlace) -> RankMemory:
@@ -214,7 +178,7 @@ class _Stage12:
         # Gradients that wait are there throughout a block's pass, so that its height is the same one in all blocks.
         inside = max(activations.block_heights(), key=lambda each: each.num_bytes + width * matrices[each.matrix])
         of_matrices, of_others = activations.arrival_heights(), self._of_others
-        for moment in _block_moments(parameters, self._bucket, self._degree, self._stage, arrivals):
+        for moment in block_moments(parameters, self._bucket, self._degree, self._stage, arrivals):
             gradients, kept = moment.gradients, of_others + max(map(activations.kept_before, moment.blocks))
             arrived = [accumulated + (arrived_bytes if has_arrived else 0) for has_arrived in moment.has_arrived]
             whole = width * (tied + gradients.waiting + matrices[inside.matrix])
@@ -235,18 +199,18 @@ class _Stage12:
                 height.offer(0, activations.block_input, 0, 0, reached, width * end.whole, buckets)
         return height
 
-    def _arrivals(self, flow: GradientFlow) -> _Arrivals:
+    def _arrivals(self, flow: GradientFlow) -> Arrivals:
         share = self._of_rank
         if not self._on_host:
-            return _Arrivals(_reductions_before(flow, share.last_matrix) + 1, 0, True)
+            return Arrivals(reductions_before(flow, share.last_matrix) + 1, 0, True)
         # Vectors are left out: what is copied of them is little beside a matrix.
         last, first = (
             (share.matrices.last_block, share.matrices.last_parameter),
             (share.matrices.first_block, share.matrices.first_parameter),
         )
-        return _Arrivals(_reductions_before(flow, last) + 1, _reductions_before(flow, first) + 1, False)
+        return Arrivals(reductions_before(flow, last) + 1, reductions_before(flow, first) + 1, False)
 
-    def _offer_starts(self, height: Height, starts: tuple[Gradients, ...], arrivals: _Arrivals, tied: int) -> None:
+    def _offer_starts(self, height: Height, starts: tuple[Gradients, ...], arrivals: Arrivals, tied: int) -> None:
         """When the gradients of the output matrix and of the final norm are handed over.
 
         Args:
@@ -382,44 +346,3 @@ class _Stage12:
         # Blocks' inputs are pinned in any case (worker/model/host_inputs.py); pin_memory is about the engine's own buffers.
         is_pinned = self._work.parallelism.pin_memory
         return host, {name: those for name, those in pieces.items() if is_pinned or name == "block inputs"}
-
-
-@functools.lru_cache(maxsize=256)
-def _block_moments(
-    parameters: RankParameters, bucket: int, degree: int, stage: int, arrivals: _Arrivals
-) -> tuple[_BlockMoment, ...]:
-    """From the last block to the first, those that are alike once.
-
-    Args:
-        parameters: of one rank.
-        bucket: elements in which gradients are reduced.
-        degree: ranks that share the states.
-        stage: 1 or 2.
-        arrivals: of the rank's share; what does not stay is of an optimizer on the host.
-    """
-    flow = gradient_flow(parameters, bucket, degree, stage, not arrivals.stay)
-    found: dict[Hashable, _BlockMoment] = {}
-    before = flow.starts[-1].reductions
-    for number, gradients in enumerate(flow.blocks):
-        block = parameters.num_blocks - 1 - number
-        has_arrived = arrivals.are_there(before, *gradients.counts)
-        before = gradients.counts[-1]
-        key = (gradients.waiting, gradients.at_matrix, has_arrived)
-        known = found.get(key)
-        blocks = (block,) if known is None else tuple(sorted({*known.blocks, block})[-2:])
-        found[key] = _BlockMoment(gradients, has_arrived, blocks)
-    return tuple(found.values())
-
-
-def _reductions_before(flow: GradientFlow, first_matrix: tuple[int, int]) -> int:
-    """Collectives before the one that brings the first gradient of a share."""
-    block, matrix = first_matrix
-    if block < 0:
-        # The token table comes last, behind the table of positions.
-        return flow.ends[1 if matrix == 0 else 0].reductions
-    if block == len(flow.blocks):
-        # The output matrix, or the final norm alone.
-        return flow.starts[0 if matrix >= 0 else 1].reductions
-    gradients = flow.blocks[-1 - block]
-    # From the last matrix to the first, then the vectors.
-    return gradients.counts[-1 - max(matrix, 0)]
